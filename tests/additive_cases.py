@@ -8,7 +8,8 @@ from torch import Tensor
 
 from regard.core.scores import ACTIVATIONS
 
-# Sizes are all different and mostly prime; the keys fill more than one span of 32 keys, the kernels' unit of padding.
+# Sizes are all different and mostly prime; the keys fill more than one block of 32 keys, to a multiple of which the
+# kernels pad.
 BATCH, HEADS, GROUPS, QUERIES, KEYS, FEATURES, SIZE = 2, 2, 1, 31, 41, 11, 5
 
 
@@ -74,7 +75,7 @@ def compare(
 ) -> None:
     """Compare output, log-sum-exp and every gradient of a kernel with the reference, within a few rounding errors.
 
-    `form` is the kernel's form; its default is the one that large calls of this dtype use.
+    `form` selects how the kernel computes tanh; by default it is the way that large calls of this dtype use.
     """
     from regard.kernels.additive.fused import additive_attention
 

@@ -192,7 +192,7 @@ def serves(backend: str, score: str, normalize: str) -> bool:
 
 
 def paths(scores: Sequence[str] = tuple(SCORES), normalizers: Sequence[str] = tuple(NORMALIZERS)) -> list[str]:
-    """Return every "backend/score/normaliser" that the project supports."""
+    """Return every "backend/score/normaliser" for which the backend must support the score and the normaliser."""
     return [
         f"{backend}/{score}/{normalize}"
         for backend in BACKENDS
@@ -202,15 +202,16 @@ def paths(scores: Sequence[str] = tuple(SCORES), normalizers: Sequence[str] = tu
     ]
 
 
-# Paths with every normaliser of the scaled dot product, and with softmax of every score, on each backend.
+# Each entry is "backend/score/normaliser": every normaliser with the scaled dot product, and every score with softmax,
+# on each backend.
 TYPICAL_PATHS = sorted({*paths(scores=["scaled"]), *paths(normalizers=["softmax"])})
-# Paths that are tested over several blocks. Entmax with α = 1.2 is left out: it is slower than α = 1.5, and its
-# threshold is computed by the same code.
+# The combinations "backend/score/normaliser" that are tested with keys in several blocks. Entmax with α = 1.2 is left
+# out: it is slower than α = 1.5, and its threshold is computed by the same code.
 FUSED_PATHS = [path for path in TYPICAL_PATHS if not path.startswith("reference") and "1.2" not in path]
 
 
 def attend(path: str, inputs: Sequence[Tensor], **arguments: Any) -> regard.Attended:
-    """Compute attention by a path "backend/score/normaliser"; inputs are query, key, value and score parameters."""
+    """Compute attention as "backend/score/normaliser" states; inputs are query, key, value and score parameters."""
     backend, score, normalize = path.split("/")
     query, key, value, *parameters = inputs
     arguments = {"normalize": NORMALIZERS[normalize].record} | arguments

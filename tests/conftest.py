@@ -20,7 +20,8 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # CUDA machine, where FlexAttention would have to compile the checks; Triton's interpreter, which runs kernels from
 # their source; and items for which torch.compile traces the library.
 if not torch.cuda.is_available() and not interpreting.INSIDE and not interpreting.INSTALLED:
-    shaped = ("core", "decode", "kernels", "models", "nn", "parallel")  # packages with shapes in their annotations
+    # The packages of regard with tensor shapes in their annotations.
+    shaped = ("core", "decode", "kernels", "models", "nn", "parallel")
     jaxtyping.install_import_hook([f"regard.{name}" for name in shaped], "beartype.beartype")
 
 hypothesis.settings.register_profile(
@@ -30,7 +31,8 @@ hypothesis.settings.register_profile(
     max_examples=40,
     database=None,
     print_blob=False,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],  # a test must not fail because the machine is slow
+    # hypothesis's check of slow tests is off: a test must not fail because the machine is slow.
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("regard")
 
@@ -80,7 +82,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in item.config.stash[APART][kind].run(item):
         item.ihook.pytest_runtest_logreport(report=report)
-    item.session._setupstate.teardown_exact(nextitem)  # tears down a module's fixtures after its last item
+    item.session._setupstate.teardown_exact(nextitem)  # this call tears down the module's fixtures after its last item
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
 

@@ -70,7 +70,8 @@ class Apart:
         return [self.report(data) for data in json.loads(answer)]
 
     def report(self, data: dict[str, Any]) -> pytest.TestReport:
-        if isinstance(data["longrepr"], list):  # the report of a skip has a tuple, which JSON converts to a list
+        # The report of a skipped test has a tuple, which JSON converts to a list.
+        if isinstance(data["longrepr"], list):
             data["longrepr"] = tuple(data["longrepr"])
         return self.config.hook.pytest_report_from_serializable(config=self.config, data=data)
 
@@ -96,7 +97,7 @@ class Server:
         self.reports: list[pytest.TestReport] = []
 
     def pytest_collection(self) -> bool:
-        return True  # replaces the collection of pytest: items are collected on request
+        return True  # this hook replaces pytest's collection: items are collected when they are requested
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.reports.append(report)
@@ -118,7 +119,8 @@ def patch_once() -> None:
     """Speed up Triton's interpreter, which patches its whole language again for every function that a kernel calls."""
     from triton.runtime import interpreter
 
-    if not hasattr(interpreter, "_LangPatchScope"):  # other versions of Triton patch their language differently
+    # This speed-up does not apply to versions of Triton without `_LangPatchScope`.
+    if not hasattr(interpreter, "_LangPatchScope"):
         return
     from triton import language
 
@@ -127,7 +129,8 @@ def patch_once() -> None:
     def patched(fn: Callable[..., Any]) -> Any:
         nonlocal scope, done
         seen = {module.__name__ for module in fn.__globals__.values() if module is language or module is language.core}
-        if scope._changes and seen <= done:  # a running kernel restores Triton's language when it ends
+        # The kernel that is running has already patched the language, and restores it when it ends.
+        if scope._changes and seen <= done:
             return interpreter._LangPatchScope()
         if scope._changes:
             done |= seen

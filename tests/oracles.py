@@ -136,11 +136,11 @@ def relative(table: Sequence[Vector]) -> Bias:
 
 
 class Answer(NamedTuple):
-    output: list  # output (b, h, q, e)
-    weights: list  # weights (b, h, q, k)
+    output: list  # the output, nested lists (b, h, q, e)
+    weights: list  # the attention weights (b, h, q, k)
     log_sum_exp: list  # log-sum-exp (b, h, q), −inf for an empty row
-    entropy: list  # entropy (b, h, q)
-    received: list  # received weight (b, h, k)
+    entropy: list  # the entropy of each query's weights (b, h, q)
+    received: list  # the sum of the weights that each key receives (b, h, k)
 
 
 def attend(

@@ -1,4 +1,4 @@
-"""Random calls of `regard.attention`: shapes and options from a seed, and any number of tensors with new values."""
+"""Random calls of `regard.attention`: a seed determines shapes and options; each use of a call samples new tensors."""
 
 import math
 import random

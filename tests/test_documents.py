@@ -72,7 +72,8 @@ def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reviews") / "run"
     few = ("steps=4", "validate_every=2", "data.train=60", "data.valid=6", "data.test=6", "model.size=8", "embedding=8")
     arguments = ["train", "sentiment", "--preset", "tiny", "--out", str(folder)]
-    jaxtyping.config.update("jaxtyping_disable", True)  # an installed library has no shape checks
+    # The installed library has no run-time shape checks, and neither has this run.
+    jaxtyping.config.update("jaxtyping_disable", True)
     try:
         done = CliRunner().invoke(app, [*arguments, *(word for setting in few for word in ("--set", setting))])
     finally:

@@ -16,9 +16,9 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "regard"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-# The layers from top to bottom. A layer may import the layers below it, and its own modules.
+# The folders of regard as layers, from top to bottom. A layer may import the layers below it, and its own modules.
 FLOORS = ["cli", "studio", "bench", "tasks", "train decode data", "models", "look", "nn", "parallel", "core", "kernels"]
-# train, decode and data take callables and records instead of models; look imports core, but no layers.
+# The folders train, decode and data take callables and records instead of models; look imports core, but not nn.
 NARROWER = {"train": {"kernels"}, "decode": {"kernels"}, "data": {"kernels"}, "look": {"core", "kernels"}}
 
 # A module of Triton kernels imports Triton at its top, so it must be imported inside of functions.
@@ -123,7 +123,8 @@ def test_every_folder_is_a_known_floor():
     assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} <= floors
 
 
-# Layers in which one mechanism has modules of the same name, such as `core/linear.py` and `nn/linear.py`.
+# Folders of regard that may have modules of the same name for one mechanism, such as `core/linear.py` and
+# `nn/linear.py`.
 LAYERED = {"core", "nn", "parallel", "kernels"}
 TASK_FOLDERS = sorted(path.parent for path in (PACKAGE / "tasks").glob("*/__init__.py"))
 DESCRIBED = sorted(

@@ -89,7 +89,8 @@ def test_an_entry_has_a_text_parameters_and_an_example(name: str) -> None:
 @pytest.mark.parametrize("name", PUBLIC)
 def test_no_default_of_a_public_signature_is_private(name: str) -> None:
     for called, function in functions(name):
-        if function.__name__ == "__init__" and is_dataclass(found(name)):  # a dataclass has the defaults of its fields
+        # The constructor of a dataclass is generated, with the defaults of its fields.
+        if function.__name__ == "__init__" and is_dataclass(found(name)):
             continue
         source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
         arguments = next(node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)).args

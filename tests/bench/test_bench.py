@@ -104,7 +104,8 @@ def test_the_table_has_the_numbers_of_the_record(measured):
         assert float(ratio) == float(f"{one['ratio']:.3g}")
         assert float(error) == float(f"{one['error']:.2e}")
         assert float(by_norm) == float(f"{one['error_by_norm']:.2e}")
-        assert (rate, memory) == ("–", "–")  # a case that measures the overhead of a call has no rate and no memory
+        # A case that measures the overhead of a call reports no FLOP rate and no memory.
+        assert (rate, memory) == ("–", "–")
 
 
 @pytest.mark.process
@@ -170,7 +171,7 @@ def test_reasons_stand_below_the_table_and_in_the_chart():
 
 @pytest.mark.parametrize("count", range(1, 9))
 def test_each_comes_after_each_equally_often(count):
-    """Each contender runs equally often after every other one, which changes the clock rate and the caches."""
+    """Each contender runs equally often right after each other contender, whose run affects clock rate and caches."""
     found = measure.orders(count)
     assert all(sorted(order) == list(range(count)) for order in found)
     neighbours = [pair for order in found for pair in pairwise(order)]
@@ -214,7 +215,7 @@ def test_those_near_the_fastest_are_read_again_among_themselves(monkeypatch):
 
     def seconds(run, number, device):
         ran.append((run(), number))
-        # Each contender takes 5 % longer in rounds together with the slow contender.
+        # Each contender takes 5 % longer in rounds of measurements that include the contender "slow".
         return times[run()] if number == 5 else 1.05 * times[run()]
 
     monkeypatch.setattr(measure, "seconds_per_call", seconds)
@@ -233,12 +234,12 @@ def test_a_longer_bar_is_slower_and_ten_times_is_one_step():
     bars = [chart.Bar(name, ratio, "") for name, ratio in (("a", 1.0), ("b", 10.0), ("c", 100.0))]
     drawing = ElementTree.fromstring(chart.svg([chart.Group("times", bars)], title="t"))
     a, b, c = [float(bar.get("width")) for bar in drawing.iter(f"{SVG}rect") if bar.get("height") == "16.0"]
-    assert c - b == pytest.approx(b - a, abs=0.2)  # widths of bars have one decimal
+    assert c - b == pytest.approx(b - a, abs=0.2)  # the chart gives the widths of its bars with one decimal
     assert b > a
 
 
 def test_the_rest_of_a_page_is_kept(tmp_path):
-    """The section for the other kind of device and the text around the sections stay as they are."""
+    """Writing a CPU record changes neither the page's section for GPUs nor the text around the sections."""
     here = record(measure.Measurement("regard", 0.25, 1.0))
     there = {**here, "device": "cuda", "machine": {**here["machine"], "gpu": "A GPU"}}
     path = tmp_path / "benchmarks.md"

@@ -81,7 +81,7 @@ def test_marian_says_the_same_as_the_model():
 
 
 def test_all_search_alike():
-    """If no contender stops early, outputs differ only in the last token, which is the end token in this library."""
+    """If no contender stops early, outputs differ only in the last token, which this library sets to the end token."""
     model = decoding_bench.model_of(TINY, "cpu")
     peer = decoding_peers.marian(model, positions=16)
     source = torch.randint(3, TINY.vocabulary, (7, 5), generator=torch.Generator().manual_seed(2))

@@ -31,10 +31,11 @@ SMALL = Setting(size=8, kernel=3, reach=2)
         ("self-attention, matrix formed", 11, Met(1, 1)),
         ("linear attention", 11, Met(1, 1)),
         ("recurrent (GRU)", 11, Met(1, 11)),
-        ("restricted self-attention", 3, Met(1, 1)),  # each layer sees two positions to each side
+        # Each query attends its own position and two positions on each side.
+        ("restricted self-attention", 3, Met(1, 1)),
         ("restricted self-attention", 4, Met(2, 2)),
         ("restricted self-attention", 11, Met(5, 5)),
-        ("convolution", 3, Met(1, 1)),  # a kernel of 3 reads two earlier positions
+        ("convolution", 3, Met(1, 1)),  # a causal convolution with a kernel of size 3 depends on two earlier positions
         ("convolution", 4, Met(2, 2)),
         ("convolution", 12, Met(6, 6)),
         # Stacked layers with dilations 1, 3 and 9 depend on 2, 2 + 6 and 2 + 6 + 18 earlier positions.
@@ -57,7 +58,7 @@ def test_the_probe_counts_what_the_formula_says(kind, length):
 
 
 def test_a_change_that_fades_still_counts():
-    """A changed input is detected through layers that scale by 10⁻⁹: rounding would hide the change after three."""
+    """A changed input is detected after 40 layers that scale by 10⁻⁹; rounding would hide it after three layers."""
 
     class Faint(nn.Module):
         def forward(self, x):
@@ -150,7 +151,8 @@ def test_the_tables_are_on_the_screen_and_on_the_page(measured, figure, capsys, 
     monkeypatch.setenv("COLUMNS", "200")
     layers_bench.show(record)
     printed, text = capsys.readouterr().out, page.read_text(encoding="utf-8")
-    assert layers_bench.FIGURES[figure][0] in " ".join(printed.split())  # the terminal breaks long titles into lines
+    # Whitespace is joined, because the terminal output breaks long titles into lines.
+    assert layers_bench.FIGURES[figure][0] in " ".join(printed.split())
     for row in layers_bench.rows(record, figure):
         assert f"| {' | '.join(row)} |" in text
 
@@ -164,7 +166,7 @@ def test_the_rest_of_the_page_stays(measured):
     assert "old" not in text
     assert (
         layers_bench.write(record, page.parent)[0].read_text(encoding="utf-8") == text
-    )  # writing a page again changes nothing
+    )  # writing the page a second time does not change it
 
 
 @pytest.mark.process
@@ -192,7 +194,7 @@ def test_what_fails_or_is_too_large_keeps_its_place(monkeypatch):
     attention, formed = BY_NAME["self-attention"], BY_NAME["self-attention, matrix formed"]
 
     def only_narrow(setting, depth):
-        # The layers of size 2, with which steps are counted, must work.
+        # Layers of size 2 work, because the benchmark counts the steps between positions with them.
         if setting.size > 2:
             raise RuntimeError("no such layer\nat all")
         return attention.make(setting, depth)

@@ -238,7 +238,7 @@ def test_all_contenders_of_a_case_compute_the_same(case):
     assert contest.peers
     for name, make in contest.peers.items():
         peer = make()
-        for _ in range(2):  # the second call uses results cached by the first
+        for _ in range(2):  # the peer is compared twice, because its second call uses what its first call cached
             off = error_budgets.budgets(case, contest, peer, truth)
         assert off["output"] <= 1, name
         assert max(off.values()) <= 2, (name, off)
@@ -253,7 +253,7 @@ def test_a_wrong_output_and_a_wrong_gradient_are_beyond_the_budget():
         output, weights = contest.ours.call()
         return output + 1e-3, weights
 
-    def frozen():  # the output is right, but the key's gradient has an added term
+    def frozen():  # this attention gives the right output, but its gradient of the key has an added term
         output, weights = contest.ours.call()
         return output + 0.01 * (contest.inputs["key"].sum() - contest.inputs["key"].sum().detach()), weights
 
@@ -307,7 +307,7 @@ def test_sequences_end_to_end_give_the_same_output(name, monkeypatch):
     given = tensors.make(case)
     output, _ = fused_peers.varlen(case, given)()
     right, _ = plain_forms.attend(case, given, tensors.blocked(case, given), None)
-    # The peer does not compute queries in the padding, so only the others are compared.
+    # The peer does not compute padded queries, so only the outputs of real queries are compared.
     for b in range(2):
         real = int(given["lengths"][b]) if name == "padding" else 11
         torch.testing.assert_close(output[b, :, :real], right[b, :, :real])

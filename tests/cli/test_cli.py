@@ -97,9 +97,9 @@ def test_demo_scores_are_products_summed(demo):
 @pytest.mark.process
 def test_demo_weights_are_softmax(demo):
     printed, _ = demo
-    # The scores 60 and 15 differ by 45, so the small weights are e^−45.
+    # The scores are 60, 15 and 15, so the small weights are about e^−45.
     assert row(printed, "softmax(scores / 1)") == ["1.000", "2.9e-20", "2.9e-20"]
-    assert row(printed, "softmax(scores / √3)") == ["1.000", "5.2e-12", "5.2e-12"]  # scores differ by 45/√3
+    assert row(printed, "softmax(scores / √3)") == ["1.000", "5.2e-12", "5.2e-12"]  # the divided scores differ by 45/√3
     assert row(printed, "softmax(scores / 10)") == ["0.978", "0.011", "0.011"]  # the divided scores differ by 4.5
     assert row(printed, "softmax(scores / 30)") == ["0.691", "0.154", "0.154"]  # the divided scores differ by 1.5
 

@@ -21,7 +21,7 @@ from regard.tasks.translation.codec import PieceCoder
 from regard.tasks.translation.predictor import Translation, Translator
 from regard.train.run_directory import Run
 
-pytestmark = pytest.mark.slow  # slow because the fixtures train models
+pytestmark = pytest.mark.slow  # the tests are slow because their fixtures train models
 
 
 FEW = (
@@ -68,7 +68,8 @@ def test_alignments_are_of_words_and_of_pieces(run):
 
 
 def test_pieces_of_a_word_attend_together():
-    """The largest weight is on the sub-word "der", the largest sum on the word "Hund"; the end token is not a word."""
+    """The sub-word "der" has the largest weight, but the sub-words of "Hund" have the largest sum; the end token is not
+    a word."""
     subwords = train_bpe(["der sieht 了"] * 4, size=300)
     coder = PieceCoder(Codes(subwords, subwords))
     source, numbers = coder.read("der Hund"), tuple(coder.target("看了 Hm"))
@@ -138,7 +139,7 @@ def test_arguments_that_cannot_be_translated(run):
 
 def test_a_text_that_fills_the_positions_of_the_model_is_translated(run):
     """The model has 1,024 learned positions, so the translation cannot have more than 1,024 tokens either."""
-    line = b"\xc3\xa4" * 500  # 500 letters, each of which is two tokens
+    line = b"\xc3\xa4" * 500  # 500 letters that the tokenizer splits into two tokens each
     done = regard("predict", run, "--longest", 10**6, stdin=line + b"\n" + line * 2 + b"\n")
     assert done.exit_code == 1
     assert done.stderr == "regard: line 2: 2,000 tokens, at most 1,024: not answered\n"

@@ -14,7 +14,7 @@ import forked
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus of many distinct words, which takes long to index."""
+    """A corpus of many distinct words, whose preparation before the first training step takes long."""
     folder, draw = tmp_path_factory.mktemp("corpus"), random.Random(1)
     lines = [" ".join(f"{draw.randrange(10**12):x}" for _ in range(12)) for _ in range(20_000)]
     for name in ("a.en", "a.de"):

@@ -26,13 +26,13 @@ def test_scores() -> None:
 @pytest.mark.parametrize(("score", "gap"), [(regard.Dot(), 45), (regard.ScaledDot(), 45 / math.sqrt(3))])
 @every_backend
 def test_weights_and_context(backend: str, score: object, gap: float) -> None:
-    """Two scores are lower than the first by `gap`, so their weights are e^−gap / (1 + 2 e^−gap)."""
+    """The second and third scores are lower than the first by `gap`, so their weights are e^−gap / (1 + 2 e^−gap)."""
     far = math.exp(-gap) / (1 + 2 * math.exp(-gap))
     near = 1 / (1 + 2 * math.exp(-gap))
     attended = regard.attention(QUERY, HIDDEN, HIDDEN, score=score, weights=regard.full(), backend=backend)
 
     assert_close(attended.weights, torch.tensor([[near, far, far]], dtype=torch.float64), rtol=1e-9, atol=0)
-    # The sum of the hidden states, times their weights, is (5·near + far, far + far, near + far).
+    # The context, the weighted sum of the hidden states, is (5·near + far, far + far, near + far).
     context = torch.tensor([[5 * near + far, 2 * far, near + far]], dtype=torch.float64)
     assert_close(attended.output, context, rtol=1e-9, atol=0)
 

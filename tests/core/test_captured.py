@@ -48,7 +48,8 @@ def test_a_weight_that_is_also_in_the_bias_learns_once() -> None:
 
 
 class Fickle(nn.Module):
-    """A score that uses one layer for up to three queries (the library's trial call) and another for whole blocks."""
+    """A score with two layers: `few` for at most three queries, as in the call by which the library lists the tensors
+    that a score uses, and `many` for more queries."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +76,7 @@ def test_parameters_nobody_can_know_of_are_an_error_and_not_a_silence() -> None:
 
 @pytest.mark.parametrize("backend", ["blocked", "additive"])
 def test_second_derivatives_are_refused_where_they_would_vanish(backend: str, monkeypatch) -> None:
-    # `_AGAIN` is the size up to which calls have second derivatives.
+    # Calls with more than `_AGAIN` hidden units in all pairs have no second derivatives.
     monkeypatch.setattr(native_attention, "_AGAIN", 0)
     query, key, value = (tensor.requires_grad_() for tensor in inputs())
     output = regard.attention(query, key, value, score=regard.Additive(torch.ones(5)), backend=backend).output
@@ -114,7 +115,7 @@ def test_a_relative_bias_of_minus_infinity_masks(backend: str) -> None:
 
 @pytest.mark.parametrize("scale", [1e-3, 1e-2, 1.0, 10.0])
 def test_the_exponential_form_is_as_exact_as_tanh(scale: float) -> None:
-    """Inputs are small or large: for small x, tanh computed as 1 − 2 / (1 + e^{2x}) would lose digits."""
+    """The scores' inputs are small or large: for small x, tanh computed as 1 − 2 / (1 + e^{2x}) would lose digits."""
     query, key, value = (torch.randn(1, 2, 31, 16) * scale for _ in range(3))
     weight = torch.randn(16) / min(1.0, scale)
     tensors = (query, key, torch.randn_like(value))

@@ -20,13 +20,13 @@ TO_KERNELS = ("plain", "window", "additive", "additive, causal")
 
 @dataclass(frozen=True)
 class Place:
-    """The device of a test, with the dtype and the length of its calls."""
+    """A device on which a test runs, with the dtype and the sequence length of the test's calls."""
 
     device: str
 
     @property
     def length(self) -> int:
-        return 150 if self.device == "cpu" else 1100  # on CUDA `flex` is chosen from 1,024 keys on
+        return 150 if self.device == "cpu" else 1100  # on CUDA, `auto` chooses the backend `flex` from 1,024 keys on
 
     def draw(self, *shape: int) -> Tensor:
         dtype = torch.float32 if self.device == "cpu" else torch.bfloat16
@@ -134,7 +134,7 @@ def test_a_compiled_call(name: str, at: Place) -> None:
     for found, wanted in zip(run(compiled), run(attend), strict=True):
         same(found, wanted)
     if at.device == "cuda" and "mask" not in options:
-        with torch.no_grad():  # calls with a single query use other kernels
+        with torch.no_grad():  # calls with a single query use other kernels than calls with many queries
             same(compiled(leaves[0][:, :1], *leaves[1:]), attend(leaves[0][:, :1], *leaves[1:]))
 
 
@@ -169,7 +169,8 @@ def test_sparse_normalizers_are_one_graph(normalize: Any, at: Place) -> None:
 
 
 @every_place
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch warns of slow operations under vmap
+# Torch warns that it has only slow kernels for some operations under vmap.
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("outside", ["vmap", "grad"])
 @pytest.mark.parametrize("mask", [None, regard.causal(), "padding"], ids=["open", "causal", "padding"])
 def test_transforms_inside_of_compiled_code(mask: Any, outside: str, at: Place) -> None:
@@ -203,7 +204,7 @@ def test_biases_of_any_length_take_few_graphs(rule: str, at: Place) -> None:
 
 @every_place
 def test_a_compiled_backward_pass(at: Place) -> None:
-    # The tensor is changed in place, as an optimiser changes parameters.
+    # The input is scaled in place before it requires gradients, as an optimiser changes parameters in place.
     x = at.draw(1, 1, 20, 8).mul_(2).requires_grad_()
 
     def total() -> Tensor:

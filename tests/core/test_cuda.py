@@ -7,7 +7,7 @@ import regard
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
-B, H, G, Q, K, D = 2, 6, 3, 1153, 1307, 32  # the lengths Q and K are prime; `auto` chooses flex for them
+B, H, G, Q, K, D = 2, 6, 3, 1153, 1307, 32  # Q and K are prime, and so large that `auto` chooses the backend `flex`
 LENGTHS = torch.tensor([1307, 611])
 IDS = (torch.arange(Q) // 200, torch.arange(K) // 200)
 MASKS = {
@@ -100,8 +100,8 @@ def test_fused_backends_stay_within_the_error_budget(backend, mask, bias, score,
     exact = _run(double, "reference", mask, _double(bias), _double(score))
     plain = _plain(inputs, mask, bias, score)
     for index, (a, b, c) in enumerate(zip(found, exact, plain, strict=True)):
-        # Float32 kernels sum in another order than the reference. The gradients of a learned bias (index > 3) are
-        # atomic sums over all pairs, whose terms cancel.
+        # Float32 kernels sum in another order than the reference. The gradients of learned biases (results after the
+        # output and the three gradients of query, key and value) are atomic sums over all pairs, whose terms cancel.
         least = torch.finfo(dtype).eps * (300 if index > 3 else 4)
         budget = (2 if index == 0 else 3) * max(_error(c, b), least)
         assert a.isfinite().all()
@@ -109,7 +109,7 @@ def test_fused_backends_stay_within_the_error_budget(backend, mask, bias, score,
 
 
 def _plain(inputs, mask, bias, score):
-    """Return output and gradients of the formula as users write it, in the dtype of the inputs."""
+    """Return output and gradients of attention written as plain torch operations, in the dtype of the inputs."""
     query, key, value = inputs
     key, value = (t.repeat_interleave(H // G, 1) for t in (key, value))
     if isinstance(score, regard.Bilinear):
@@ -185,7 +185,7 @@ def test_all_weights_and_their_sum(queries: int, keys: int, size: int, dtype: to
         scores = scores.masked_fill(~allowed, -torch.inf)
     real = scores.softmax(-1).nan_to_num(0.0)
     limit = 1e-5 if dtype == torch.float32 else 1e-2
-    for _ in range(2):  # the second call reuses the choice of a kernel that the first one stored
+    for _ in range(2):  # the second call runs the kernel that the first call chose and stored
         found = regard.attention(query, key, value, mask=mask, weights=regard.full())
         assert found.weights.dtype == dtype
         torch.testing.assert_close(found.weights.double(), real, atol=limit / 4, rtol=limit)
@@ -234,7 +234,7 @@ def test_sampling_repeats_with_a_cuda_generator():
 @pytest.mark.parametrize("size", [64, 128])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_biases_of_heads_of_common_sizes(dtype, size, kind, learned):
-    """A kernel that loads a bias for each pair needs shared memory for it: for size 64 three tiles do not fit."""
+    """A kernel that loads a bias for each pair needs shared memory for it: at head size 64 three tiles do not fit."""
     query, key, value = (torch.randn(2, 4, 1100, size, device="cuda").to(dtype).requires_grad_() for _ in range(3))
     shape = {"alibi": (4,), "relative": (4, 65), "dense": (1, 4, 1100, 1100)}[kind]
     tensor = _seeded(*shape).abs() / 4
@@ -257,8 +257,8 @@ def test_biases_of_heads_of_common_sizes(dtype, size, kind, learned):
 @pytest.mark.parametrize("length", [300, 1100], ids=["short", "long"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_learned_table_of_heads_of_odd_sizes(dtype, length):
-    """torch's kernels compute head sizes of 48. The gradient of the table is a sum over all pairs, too large for half
-    precision."""
+    """Heads of size 48 are computed by torch's kernels. The gradient of the table is a sum over all pairs, too large
+    for half precision."""
     query, key, value = (_seeded(2, 4, length, 48).add(n).cuda().to(dtype).requires_grad_() for n in range(3))
     table = _seeded(4, 9).cuda().requires_grad_()
 
@@ -291,6 +291,7 @@ def test_kernels_read_rules_and_learn_tables_but_no_slopes():
     slopes.requires_grad_()
     table.requires_grad_()
     assert taken() == taken(regard.window(100, 0)) == ["sdpa", "flex"]
-    assert taken(score=regard.ScaledDot(softcap=30.0)) == ["flex", "flex"]  # only `flex` computes a softcap
+    # On CUDA, `flex` is the only fused backend that computes a softcap.
+    assert taken(score=regard.ScaledDot(softcap=30.0)) == ["flex", "flex"]
     with torch.no_grad():
         assert taken() == ["flex", "flex"]

@@ -30,7 +30,7 @@ def test_a_score_may_keep_statistics(asked: object) -> None:
 
 
 def of_pairs_in_one_axis(query: Tensor, key: Tensor) -> Tensor:
-    """Return scores from a hidden layer over all pairs, which are flattened to one axis."""
+    """Return scores of all pairs from a hidden layer that receives the pairs flattened to one axis."""
     pairs = (query.unsqueeze(-2) + key.unsqueeze(-3)).reshape(-1, query.shape[-1])
     return pairs.tanh().sum(-1).reshape(*query.shape[:-1], key.shape[-2])
 
@@ -47,7 +47,7 @@ def of_pairs_in_one_axis(query: Tensor, key: Tensor) -> Tensor:
     ids=["product", "cosine", "relu", "distance", "one axis"],
 )
 def test_memory_counts_what_is_stored_for_each_pair_and_no_views_or_rows(score: object, floats: int) -> None:
-    """The estimated bytes are three matrices (q, k) of scores and weights, and those that the score itself stores."""
+    """The estimated bytes are three (q, k) matrices of scores and weights, and the tensors that the score stores."""
     query, key = torch.randn(2, 4, 20, 8), torch.randn(2, 4, 30, 8)
     plan = regard.explain(query, key, key, score=score, backend="reference")
     assert plan.bytes == (3 + floats) * 2 * 4 * 20 * 30 * 4
@@ -126,7 +126,7 @@ def positive(query: Tensor, key: Tensor) -> Tensor:
 def test_a_score_that_does_not_take_any_numbers_runs_as_it_is() -> None:
     x = torch.rand(1, 1, 2000, 8)
     assert regard.explain(x, x, x, score=positive).backend == "blocked"
-    norm = nn.BatchNorm1d(8)  # in training, batch norm refuses a single row
+    norm = nn.BatchNorm1d(8)  # in training, batch norm raises an error for a single row
     score = lambda query, key: norm(query.flatten(0, -2)).view_as(query) @ key.mT  # noqa: E731
     assert regard.attention(x[..., :9, :], x, x, score=score).output.shape == (1, 1, 9, 8)
 
@@ -154,7 +154,7 @@ def test_a_score_without_a_derivative_lets_the_values_learn(name: str) -> None:
 
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 def test_the_query_of_an_empty_row_does_not_reach_a_score(backend: str) -> None:
-    """The score divides by the norm of the query, and the query of the empty row is 0."""
+    """The score divides by the norm of the query; the query that may attend no key is 0."""
     mask = torch.ones(60, 60, dtype=torch.bool)
     mask[5] = False
     query, key = torch.rand(1, 2, 60, 8) + 0.1, torch.rand(1, 2, 60, 8) + 0.1
@@ -193,6 +193,6 @@ for a, b in zip(learned(torch.compile(call, backend="eager")), learned(call)):
 
 @pytest.mark.process
 def test_compiled_calls_do_not_take_a_tensor_for_changed() -> None:
-    """Runs in a separate process, because the shape checks of these tests cannot be compiled."""
+    """Runs in a separate process, because torch.compile cannot trace the run-time shape checks of the tests."""
     done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Compiled loops write to memory of a fixed dtype: torch's default dtype and device must not change a result."""
+"""The compiled C loops write to buffers of a fixed dtype: torch's default dtype and device must not change a result."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -69,7 +69,7 @@ def spoiled(tensors: list[torch.Tensor], seed: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("seed", range(120))
 def test_a_signature_that_was_served_before_changes_nothing(seed: int, device: str) -> None:
-    """A second call with the same signature returns what it returns if nothing was stored by the first call."""
+    """A second call with the same signature gives the result that it gives if the first call stored nothing."""
     tensors, options = random_call(seed, device)
     try:
         regard.attention(*tensors, **options)
@@ -79,7 +79,7 @@ def test_a_signature_that_was_served_before_changes_nothing(seed: int, device: s
         return
     others = spoiled(tensors, seed)
     served = regard.attention(*others, **options)
-    # Calls with a generator use no stored route: all backends are tried.
+    # Calls with a generator do not use the choice of a kernel stored by earlier calls: dispatch tries all backends.
     fresh = regard.attention(*others, **options, generator=torch.Generator(device))
     results = [[made.output, *as_tensors(made.weights)] for made in (served, fresh)]
     # Gradients are not compared on CUDA, because some kernels sum in no fixed order.
@@ -95,7 +95,7 @@ def as_tensors(weights: Any) -> list[torch.Tensor]:
 
 
 def route(*tensors: torch.Tensor, score: Any = regard.ScaledDot(), mask: Any = None) -> dispatch.Route:
-    """Run a call once, and return the route that is stored for later calls of its signature."""
+    """Run a call once; return the choice of a kernel (`Route`) that is stored for later calls of its signature."""
     regard.attention(*tensors, score=score, mask=mask)
     kept = dispatch.stored(signature(*tensors, score, regard.Softmax(), mask, None, 0.0, None))
     assert kept is not None
@@ -223,7 +223,7 @@ except ValueError as error:
 
 @pytest.mark.process
 def test_a_named_backend_that_cannot_serve_raises_when_compiled() -> None:
-    """Runs in a separate process, because the shape checks of these tests cannot be compiled."""
+    """Runs in a separate process, because torch.compile cannot trace the run-time shape checks of the tests."""
     done = forked.run([sys.executable, "-c", COMPILED])
     assert "backend 'blocked' cannot serve this call: the score draws random numbers" in done.stdout, done.stderr
 

@@ -16,7 +16,7 @@ from regard.core.local import local_attention
 
 QUERY, KEY, VALUE = torch.randn(2, 6, 5, 13), torch.randn(2, 3, 7, 13), torch.randn(2, 3, 7, 11)
 
-# Changes to a valid call, and parts of the expected message.
+# For each invalid call: the arguments that differ from a valid call, and parts of the expected message.
 BAD_CALLS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "lengths differ": ({"value": torch.randn(2, 3, 8, 11)}, ["key", "value", "7", "8"]),
     "sizes differ for dot": ({"query": torch.randn(2, 6, 5, 12), "score": regard.Dot()}, ["query", "key", "12", "13"]),

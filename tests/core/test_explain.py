@@ -18,7 +18,7 @@ SHORT, LONG = inputs(length=16), inputs(length=1024)
 WEIGHT = torch.randn(32)
 JUDGE = mlp(torch.randn(8, 64), torch.randn(8), torch.randn(8))
 
-# Tensors and options of a call, its backend on a CPU, a backend that cannot compute it, and a word of the reason.
+# Tensors and options of a call, its backend on a CPU, a backend that refuses it, and a word of the reason.
 TYPICAL = {
     "plain": (LONG, {}, "sdpa", ("flex", "cuda")),
     "causal": (LONG, {"mask": regard.causal()}, "sdpa", ("flex", "cuda")),
@@ -100,7 +100,7 @@ def test_weights_cost_a_second_look_at_the_keys() -> None:
 
 
 def test_flops_of_a_causal_call() -> None:
-    """Of 5 × 7 pairs, 1 + 2 + 3 + 4 + 5 are allowed."""
+    """A causal mask allows 1 + 2 + 3 + 4 + 5 = 15 of the 5 × 7 pairs."""
     query, key, value = torch.randn(2, 6, 5, 13), torch.randn(2, 3, 7, 13), torch.randn(2, 3, 7, 11)
     plan = regard.explain(query, key, value, mask=regard.causal())
     assert plan.flops == pytest.approx(2 * 6 * 15 * (2 * 13 + 2 * 11), abs=1)
@@ -120,7 +120,7 @@ def test_blocked_needs_less_memory_than_the_matrix() -> None:
 
 
 def test_explain_computes_nothing() -> None:
-    """A call far too large to run is explained at once."""
+    """`explain` returns at once for a call that would be far too large to run."""
     tensors = [torch.zeros(1).expand(64, 64, 2**20, 128) for _ in range(3)]
     plan = regard.explain(*tensors)
     assert plan.flops == 64 * 64 * 2**40 * (2 * 128 + 2 * 128)

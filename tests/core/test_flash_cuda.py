@@ -23,7 +23,7 @@ def problem(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal:
 @pytest.mark.parametrize(("heads", "key_heads", "queries", "size"), [(4, 2, 130, 64), (2, 2, 33, 8), (1, 1, 64, 256)])
 def test_two_parts_give_the_gradients_of_all_keys(heads: int, key_heads: int, queries: int, size: int,
                                                   dtype: torch.dtype) -> None:  # fmt: skip
-    """The first part is the earlier keys, without a mask; the second is causal, with as many keys as queries."""
+    """The first half of the keys has no mask; the second half is causal, with as many keys as queries."""
     shapes = ((heads, queries), (key_heads, 2 * queries), (key_heads, 2 * queries))
     query, key, value = (torch.randn(2, h, n, size, generator=GENERATOR).to("cuda", dtype) for h, n in shapes)
     upstream = torch.randn(2, heads, queries, size, generator=GENERATOR).to("cuda", dtype)

@@ -13,7 +13,8 @@ from cases import FUSED_PATHS, NORMALIZERS, SCORES, TYPICAL_PATHS, attend, mlp, 
 from regard.core.backends import blocked
 
 SMALL = {"batch": 1, "heads": 2, "groups": 1, "queries": 3, "keys": 4, "size": 2, "value_size": 1}
-SMOOTH = [name for name in NORMALIZERS if name != "hard"]  # hard attention is not differentiable: see test_hard.py
+# All normalisers except hard attention, which is not differentiable: see test_hard.py.
+SMOOTH = [name for name in NORMALIZERS if name != "hard"]
 WHOLE_JACOBIAN = {*paths(["scaled", "additive-heads"]), *paths(["bilinear", "mlp"], ["softmax"])}
 SMOOTH_PATHS = [path for path in TYPICAL_PATHS if not path.endswith("hard")]
 REQUESTS = {
@@ -57,7 +58,8 @@ def test_gradgradcheck(path: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "request_name"),
-    # Each path is tested with two requests for weights, so that each request occurs with every backend and normaliser.
+    # Each "backend/score/normaliser" is tested with two kinds of requested weights, so that each kind occurs with every
+    # backend and normaliser.
     [(path, name) for n, path in enumerate(SMOOTH_PATHS) for m, name in enumerate(REQUESTS) if (m - n) % 5 < 2],
 )
 def test_gradcheck_through_the_weights(path: str, request_name: str) -> None:
@@ -141,7 +143,7 @@ def test_a_learned_bias_learns(path: str, bias: str, masked: bool) -> None:
 
 
 class Judge(nn.Module):
-    """A score with its own parameters, some of them shared between its parts."""
+    """A user-defined additive score: a module of three linear layers with learned parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,7 +171,7 @@ def closure(kind: str) -> tuple[Callable[[Tensor, Tensor], Tensor], list[Tensor]
     if kind == "made from leaves":
         return mlp(layer, shift, readout), leaves
     parts = {"parts": [mlp(layer, shift, readout)], "scale": leaves[1].exp().sum()}
-    # A score whose closure holds tensors in a dict and in a list.
+    # The returned function is a score whose closure holds tensors in a dict and in a list.
     return lambda query, key: parts["parts"][0](query, key) * parts["scale"] / 10, leaves
 
 
@@ -265,7 +267,7 @@ def test_half_precision_keeps_its_error_budget(path: str, dtype: torch.dtype) ->
 
 @pytest.mark.parametrize("score", ["additive", "bilinear"])
 def test_what_is_learned_in_half_precision_is_summed_in_single(score: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradients are sums over many blocks: in bfloat16 such a sum would stop growing."""
+    """Gradients are summed over many blocks: a running sum in bfloat16 would stop growing."""
     monkeypatch.setattr(blocked, "_BUDGET", 2**14)
     sizes = {"batch": 1, "heads": 1, "groups": 1, "queries": 160, "keys": 160, "size": 16, "value_size": 4}
     inputs = [tensor.to(torch.bfloat16) for tensor in SCORES[score].inputs(**sizes)]
@@ -282,7 +284,8 @@ def test_what_is_learned_in_half_precision_is_summed_in_single(score: str, monke
 
 
 def _changing() -> dict[str, tuple[Tensor, dict[str, object], str]]:
-    """Return, for each name, a tensor of a call, the call's options, and the argument that the error names."""
+    """Return, for each test case, a tensor, options of a call that uses it, and the argument that the error must
+    name."""
     lengths, allowed, bias, weight = torch.tensor([4]), torch.ones(6, 6) > 0, torch.zeros(6, 6), torch.ones(8)
     return {
         "lengths": (lengths, {"mask": regard.padding(lengths)}, "mask"),

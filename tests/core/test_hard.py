@@ -24,7 +24,7 @@ every_estimator = pytest.mark.parametrize("estimator", ESTIMATORS)
 
 
 def draw(scores: Tensor, value: Tensor | None = None, **arguments: object) -> regard.Attended:
-    """Compute hard attention with given scores (…, q, k); values are one-hot unless given."""
+    """Compute hard attention with the given scores (…, q, k); without `value`, values are one-hot."""
     keys = scores.shape[-1]
     zeros = scores.new_zeros(*scores.shape[:-2], 1, scores.shape[-2], 1)
     value = torch.eye(keys, dtype=scores.dtype) if value is None else value
@@ -61,7 +61,8 @@ def test_frequencies_are_those_of_softmax(backend: str, estimator: str, temperat
         weights=regard.received(), generator=seeded(), backend=backend,
     )  # fmt: skip
     counts = attended.weights.squeeze()
-    sharpness = 1.0 if estimator == "gumbel" else 1 / temperature  # "gumbel" uses the temperature in the gradient only
+    # The estimator "gumbel" uses the temperature in the gradient, not in the sampling.
+    sharpness = 1.0 if estimator == "gumbel" else 1 / temperature
     expected = draws * torch.tensor(oracles.softmax([SCORES_GIVEN[j].item() * sharpness for j in open_keys]))
 
     assert counts.sum() == draws
@@ -189,7 +190,7 @@ def test_the_best_key_s_log_prob_is_its_score_less_the_log_sum_exp(backend: str,
         query, key, value, SCORES[score].oracle(*parameters), lambda scores: scores, PLACES["dense"].allowed
     )
     scores, totals = (torch.tensor(given, dtype=torch.float64) for given in (answer.weights, answer.log_sum_exp))
-    best = scores.masked_fill(scores == 0, -math.inf).amax(dim=-1)  # the oracle's scores of masked pairs are 0
+    best = scores.masked_fill(scores == 0, -math.inf).amax(dim=-1)  # the oracle returns scores of 0 for masked pairs
     assert_close(attended.log_prob, torch.where(totals > -math.inf, best - totals, 0))
 
 
@@ -263,7 +264,7 @@ def test_gumbel_has_the_gradient_of_the_noisy_softmax(backend: str, temperature:
     ab, ac, bc = product[:, 0, 1], product[:, 0, 2], product[:, 1, 2]
     y = torch.stack(((ab * ac / bc).sqrt(), (ab * bc / ac).sqrt(), (ac * bc / ab).sqrt()), dim=1)
 
-    # Other rows are left out, because their y is too close to one-hot to be recovered from the Jacobian.
+    # Rows whose y is so close to one-hot that the Jacobian underflows are left out, because y cannot be recovered.
     sound = (product.abs() > 1e-100).all(dim=(1, 2))
     assert sound.sum() > 0.99 * rows
     y, chosen = y[sound], attended.weights.reshape(rows, keys)[sound].argmax(dim=-1)
@@ -363,7 +364,8 @@ def test_a_share_is_one_float(expected: Tensor) -> None:
 
 
 def test_a_share_of_the_queries_reads_the_expected_value() -> None:
-    """The fraction of 20,000 queries is within five standard deviations of 0.3."""
+    """With `expected=0.3`, the fraction of 20,000 queries that return the expected value is within five standard
+    deviations of 0.3."""
     hard = regard.Hard("reinforce", expected=0.3)
     found = draw(SCORES_GIVEN.expand(20_000, 5), normalize=hard, generator=seeded()).log_prob == 0
     assert found.double().mean().item() == pytest.approx(0.3, abs=5 * math.sqrt(0.3 * 0.7 / 20_000))
@@ -403,7 +405,8 @@ def test_reinforce_leaves_out_what_is_masked() -> None:
     log_prob = torch.tensor([[-1.0, -2.0], [-3.0, -7.0]], requires_grad=True)
     reward = torch.tensor([[2.0, 1.0], [0.0, 9.0]])
     mask = torch.tensor([[True, True], [True, False]])
-    # The first baseline is the mean of 2, 1, 0: −⅓ [(2 − 1)(−1) + (1 − 1)(−2) + (0 − 1)(−3)] = −⅔.
+    # The first baseline is the mean of the rewards 2, 1 and 0; the loss is −⅓ [(2 − 1)(−1) + (1 − 1)(−2) + (0 − 1)(−3)]
+    # = −⅔.
     result = regard.reinforce(log_prob, reward, mask=mask)
     assert_close(result.baseline, torch.tensor(1.0))
     assert_close(result.loss, torch.tensor(-2 / 3))
@@ -461,7 +464,7 @@ def test_reinforce_climbs_the_expected_reward(backend: str, baseline: float | No
     p = torch.tensor(oracles.softmax(SCORES_GIVEN.tolist()), dtype=torch.float64)
     exact = p * (rewards - p @ rewards)
     level = p @ rewards if baseline is None else baseline
-    # Row a is the gradient of a sample that chooses arm a.
+    # Row a of this matrix is the gradient of a sample that chooses arm a.
     one_pull = (rewards - level).unsqueeze(1) * (torch.eye(5, dtype=torch.float64) - p)
     spread = (p @ one_pull.square() - (p @ one_pull).square()).sqrt()
     assert (((-gradient - exact) / (spread / math.sqrt(pulls))).abs() < 5).all()
@@ -471,7 +474,7 @@ def test_reinforce_climbs_the_expected_reward(backend: str, baseline: float | No
 @pytest.mark.usefixtures("as_installed")
 @every_backend
 def test_a_bandit_learns_its_best_arm(backend: str) -> None:
-    """Training uses the moving baseline and the entropy term, as in Show, Attend and Tell."""
+    """Training with REINFORCE uses a moving-average baseline and the entropy term, as in Show, Attend and Tell."""
     rewards = torch.tensor([0.0, 0.2, 1.0, 0.4], dtype=torch.float64)
     logits = torch.zeros(4, dtype=torch.float64, requires_grad=True)
     optimizer, baseline, generator = torch.optim.Adam([logits], lr=0.1), None, seeded()
@@ -516,7 +519,7 @@ def test_the_best_key_of_short_sequences(masked: bool, dtype: torch.dtype, reque
     right = regard.attention(query.double(), key.double(), value.double(), backend="reference", **given)
     if masked:
         key[1, :, 2:], value[1, :, 2:] = torch.nan, torch.inf
-    for _ in range(2):  # the second call reuses the choice of a kernel that the first one stored
+    for _ in range(2):  # the second call runs the kernel that the first call chose and stored
         found = regard.attention(query, key, value, **given)
         assert_close(found.output, right.output.to(dtype))
         assert_close(found.log_prob.double(), right.log_prob, rtol=1e-4, atol=1e-5)

@@ -20,7 +20,8 @@ from regard.core.linear import LinearState, linear_step
 LogMap = Callable[[list[float]], list[float]]
 
 
-# The oracle: linear attention from its definition, in loops over Python floats. Features are given by their logarithms.
+# The oracle: linear attention from its definition, in loops over Python floats. The feature maps return the logarithms
+# of the features.
 
 
 def performer_logs(record: regard.PerformerFeatures) -> LogMap:
@@ -109,7 +110,8 @@ both_ways = pytest.mark.parametrize("causal", [False, True], ids=["all", "causal
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets chunks and segments so short that a few positions cross their boundaries."""
+    """Makes the chunks and segments, into which the code splits sequences, so short that a few positions cross their
+    boundaries."""
     monkeypatch.setattr(linear, "CHUNK", 4)
     monkeypatch.setattr(linear, "ROWS", 16)
 
@@ -261,7 +263,8 @@ def test_leading_axes_broadcast_and_heads_may_be_missing(name: str, causal: bool
     assert_close(run(query[0, 0], key[0, 0], value[0, 0]), expected[0, 0])
     assert_close(run(query[0], key[0], value[0]), expected[0])
     assert_close(run(query[None], key, value[None, None]), expected[None, None])
-    # Keys and values of one sequence serve a batch of queries, and one query attends a batch of keys and values.
+    # Tensors broadcast: a batch of queries attends keys and values of one sequence, and one query attends a batch of
+    # keys and values.
     assert_close(run(query, key[:1], value[:1])[1], run(query[1], key[0], value[0]))
     assert_close(run(query[0], key, value)[1], run(query[0], key[1], value[1]))
     assert_close(
@@ -421,7 +424,8 @@ def test_second_gradients(features: feature_maps.Features, causal: bool, length:
 @both_ways
 @pytest.mark.parametrize("repeated", [0, 1, 2], ids=["query", "key", "value"])
 def test_each_repeat_of_an_input_has_its_own_gradient(repeated: int, causal: bool) -> None:
-    """An input may be repeated with stride 0: as an expanded leaf, a view of a leaf, or by the call's broadcasting."""
+    """An input may be repeated in memory with stride 0: as an expanded leaf, as a view of a leaf, or because the call
+    broadcasts it."""
     plain = inputs(batch=3, queries=5, keys=5)
     one, shape, features = plain[repeated][:1], plain[repeated].shape, performer()
 
@@ -447,7 +451,8 @@ def test_each_repeat_of_an_input_has_its_own_gradient(repeated: int, causal: boo
 
 
 def test_a_memory_that_repeats_is_read_once() -> None:
-    """The features of a repeated key are computed once if the call itself broadcasts it, or without gradients."""
+    """If the call broadcasts a key over the batch, or without gradients, features of the repeated key are computed
+    once."""
     seen: list[int] = []
 
     def counting(x: Tensor) -> Tensor:
@@ -482,7 +487,7 @@ def test_a_learned_feature_map_learns() -> None:
 
 
 def test_training_keeps_no_features(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the inputs and one state for each segment are stored for the backward pass."""
+    """Only the inputs and the running sums at the start of each segment are stored for the backward pass."""
     monkeypatch.setattr(linear, "ROWS", 64)
     count, length = 32, 8 * linear.ROWS
     leaves = [x.requires_grad_() for x in inputs(1, 1, 1, length, length, 4, 4, dtype=torch.float32)]
@@ -501,7 +506,7 @@ def test_training_keeps_no_features(monkeypatch: pytest.MonkeyPatch) -> None:
         output.sum().backward()
 
 
-# Tests of `linear_step`, which continues causal linear attention from the state of earlier positions.
+# Tests of `linear_step`, which continues causal linear attention from the sums over earlier positions.
 
 
 @every_map

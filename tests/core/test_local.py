@@ -94,7 +94,7 @@ def test_all_pairs_give_what_gathered_windows_give(score, gaussian: bool, monkey
 def test_a_value_outside_of_the_window_that_is_not_finite_is_not_multiplied() -> None:
     query, key, value, centre = inputs()
     centre = torch.full_like(centre, 2.0)
-    # With few keys, the scores of all pairs are computed, also outside of the window.
+    # With few keys, the scores of all pairs are computed, also outside of the window: NaN there must have no effect.
     clean = local_attention(query, key, value, centre, reach=4).output
     value[..., 9:, :] = torch.nan
     torch.testing.assert_close(local_attention(query, key, value, centre, reach=4).output, clean)

@@ -46,7 +46,7 @@ def test_a_change_in_place_is_seen(name: str) -> None:
     ids = torch.ones(5, dtype=torch.long)
     mask = masks(ids[1:4])[name]
     first = make(mask)
-    ids[2] = 7  # `mask` holds a view of `ids`, so it changes too
+    ids[2] = 7  # `mask` holds a view of `ids`, so changing `ids` changes the mask
     second = make(mask)
     assert second is not first
     assert make(mask) is second
@@ -73,7 +73,7 @@ def test_a_change_through_numpy_is_seen_on_the_cpu() -> None:
     array[1] = 4
     assert make(mask, device=CPU) is not first
     scores = torch.zeros(2, 1, 1, 4)
-    for length in (4, 1):  # the second call must not use the cached mask of the first
+    for length in (4, 1):  # the second call must not use the mask that the first call cached
         array[1] = length
         output = regard.attention(
             scores[..., :2], torch.zeros(2, 1, 4, 2), torch.ones(2, 1, 4, 1).cumsum(-2), mask=mask

@@ -132,7 +132,7 @@ def test_what_a_masked_key_holds_has_no_effect(path: str, how: str, poison: str)
     clean = learn(path, [query, key, value, *parameters], mask=mask)
 
     key, value = key.clone(), value.clone()
-    key[closed] = value[closed] = POISONS.get(poison, 1.7e308)  # products of 1.7e308 overflow
+    key[closed] = value[closed] = POISONS.get(poison, 1.7e308)  # 1.7e308 is finite, but its products overflow
     poisoned = learn(path, [query, key, value, *parameters], mask=mask)
 
     assert_same(poisoned, clean)
@@ -175,12 +175,12 @@ def test_numbers_that_overflow_behind_a_mask_have_no_effect(how: str, dtype: tor
     bias = torch.zeros(1, 20).masked_fill(closed, -torch.inf)
     calls = {"padding": {"mask": regard.padding(12)}, "dense": {"mask": ~closed[None]}, "bias": {"bias": bias}}
     calls["window"] = {"mask": regard.window(4, 0) & regard.padding(12)}
-    # Only the first query is in the segment of the masked keys, which come after it.
+    # Only query 0 is in the segment of the masked keys, which all come after it.
     ids = torch.where(torch.arange(20) > 0, 1, 2), torch.where(closed, 2, 1)
     calls["causal and segments"] = {"mask": regard.causal() & regard.segments(*ids)}
     calls |= {"not": {"mask": ~regard.dense(closed[None])}, "or": {"mask": regard.padding(12) | regard.padding(10)}}
     query, key, value = (torch.randn(1, 2, 20, 8).to(dtype) for _ in range(3))
-    # The call with ordinary numbers may use another backend, so the results differ by rounding.
+    # The call without extreme numbers at masked keys may use another backend, so results may differ by rounding.
     near = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
 
     def learned() -> tuple[torch.Tensor, ...]:
@@ -358,10 +358,11 @@ def test_a_bias_of_minus_infinity_masks(path: str) -> None:
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 def test_the_first_of_equal_keys_wins(backend: str, score: str, estimator: str) -> None:
-    """Equal keys are in different blocks, and the first of them are masked."""
+    """All keys are equal, in several blocks, and the first 701 are masked."""
     keys, first = 2003, 701
     query, key, value, *parameters = SCORES[score].inputs(keys=keys, size=3, value_size=2)
-    # Scores of one term are not rounded: sums in another order, as in a shorter block, would break ties.
+    # Keys and queries have one nonzero entry, so scores are not rounded: sums in another order, as in a shorter block,
+    # would break ties.
     key, query = torch.zeros_like(key).index_fill(-1, torch.tensor(0), 1), query * torch.tensor([1.0, 0.0, 0.0])
     attended = attend(
         f"{backend}/{score}/hard", [query, key, value, *parameters],
@@ -379,7 +380,7 @@ def test_cosine_of_a_zero_vector_is_zero(path: str, dtype: torch.dtype) -> None:
     query[0, :, 1] = key[1, :, 2] = 0
     learned = learn(path, [query, key, value])
 
-    if path.endswith("softmax"):  # a zero query has a score of 0 for every key
+    if path.endswith("softmax"):  # a query of zeros has the score 0 for every key
         assert_close(learned.weights[0, :, 1], torch.full((HEADS, KEYS), 1 / KEYS, dtype=dtype))
     for result in learned.everything:
         assert result.isfinite().all()
@@ -408,7 +409,7 @@ def test_scores_of_1e5_stay_finite(path: str, dtype: torch.dtype) -> None:
 
 def test_what_autocast_makes_infinite_behind_a_causal_mask_has_no_effect() -> None:
     query, key, value = (torch.randn(1, 2, 4, 8) for _ in range(3))
-    value[:, :, 3] = 1e6  # 1e6 becomes infinite in float16
+    value[:, :, 3] = 1e6  # this value becomes infinite when autocast rounds it to float16
     with torch.autocast("cpu", dtype=torch.float16):
         found = regard.attention(query, key, value, mask=regard.causal()).output
     assert found[:, :, :3].isfinite().all()
@@ -419,7 +420,8 @@ def test_what_autocast_makes_infinite_behind_a_causal_mask_has_no_effect() -> No
 @pytest.mark.parametrize("score", [regard.ScaledDot(), regard.Cosine()], ids=["scaled", "cosine"])
 @pytest.mark.parametrize("heads", [True, False], ids=["heads", "headless"])
 def test_a_query_of_nan_gives_nan_however_few_the_keys(keys: int, score: Any, heads: bool) -> None:
-    """For a query with NaN, torch's CPU kernels return 0 if there are fewer keys than a SIMD vector holds."""
+    """A query with NaN gives NaN, although torch's CPU kernels return 0 if there are fewer keys than a SIMD vector
+    holds."""
     query, key = torch.randn(3, 8), torch.randn(keys, 8)
     query[1, 2] = math.nan
     if heads:
@@ -505,7 +507,8 @@ def test_padding_does_not_reach_a_score_of_ones_own(
 
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 def test_a_row_with_nothing_to_attend_does_not_reach_a_score_of_ones_own(backend: str) -> None:
-    """Row 0 attends nothing; a NaN key that only row 7 attends changes no other row, and not row 0."""
+    """A NaN key that only query 7 attends changes no other query's result, not even that of query 0, which attends
+    nothing."""
     mask = torch.ones(8, 8, dtype=torch.bool)
     mask[0] = mask[7] = mask[1:, 5:] = False
     mask[7, 5] = True

@@ -1,6 +1,7 @@
 """The semantics of calls on GPU kernels: every rule is tested on every backend that supports it on a GPU.
 
-Each rule is also tested on the CPU if a CPU backend supports it, so that machines without a GPU test it too.
+Each rule (such as "empty rows give zeros") is also tested on the CPU if a CPU backend supports it, so that machines
+without a GPU test it too.
 """
 
 import math
@@ -55,7 +56,7 @@ def drawn(way: Way, device: str, *, batch: int = 2, queries: int = 19, keys: int
     return [x.to(device, way.dtype).requires_grad_() for x in found]
 
 
-REFUSED = {  # the rules that a backend may refuse; any other refusal is an error
+REFUSED = {  # the tests whose calls a backend may refuse to compute; any other refusal is an error
     "short": ("empty", "packed", "intersect", "bias", "long", "or"),
     "flex": ("or",),
     "additive": ("or",),
@@ -154,7 +155,7 @@ def test_what_a_closed_key_holds_has_no_effect(way: Way, device: str, poison: fl
         "padding": lambda: {"mask": regard.padding(torch.tensor([11, 19], device=device))},
         "dense": lambda: {"mask": regard.dense(keep)},
         "segments": lambda: {"mask": regard.segments(torch.zeros_like(closed, dtype=torch.long), closed.long())},
-        # Neither of the two masks alone masks a key for all queries.
+        # A dense mask and a causal mask: together they mask keys for all queries, but neither of them does alone.
         "together": lambda: {"mask": regard.dense(keep | (j > i)) & regard.causal()},
         "or": lambda: {"mask": regard.dense(keep & (j > i)) | regard.dense(keep & (j <= i))},
         "bias": lambda: {"bias": torch.zeros(keep.shape, device=device, dtype=way.dtype).masked_fill(~keep, -math.inf)},

@@ -115,7 +115,7 @@ def test_only_softmax_has_a_log_sum_exp(normalize: object) -> None:
 
 
 def test_a_layer_returns_it_for_each_head() -> None:
-    """The scores are scaled dot products, because a table of relative positions that is 0 adds nothing to them."""
+    """The log-sum-exp is that of scaled dot products, because the layer's tables of relative positions are set to 0."""
     positions = regard.nn.RelativePositions(4, 3)
     layer = regard.nn.MultiHeadAttention(8, heads=2, positions=positions)
     with torch.no_grad():
@@ -180,7 +180,8 @@ def test_gradients_of_merged_parts(path: str, place: str) -> None:
 
 
 def test_worked_by_hand() -> None:
-    """The two parts have weights 3 : 1; one row attends only the second part, one attends nothing."""
+    """Two attention results over parts of the keys are merged with weights 3 : 1; one row attends only the second part,
+    one attends nothing."""
     first = (torch.tensor([[4.0], [torch.nan], [0.0]]), torch.tensor([math.log(3.0), -math.inf, -math.inf]))
     second = (torch.tensor([[8.0], [7.0], [0.0]]), torch.tensor([0.0, 2.0, -math.inf]))
     merged = regard.merge([first, second])

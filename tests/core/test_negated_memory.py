@@ -1,4 +1,5 @@
-"""Tensors that torch negates lazily, such as the imaginary part of a conjugate; kernels read the plain memory."""
+"""Tensors that torch negates lazily, such as the imaginary part of a conjugate: their memory holds the numbers before
+the negation, which kernels must not use."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Gradients with `create_graph=True` of calls whose query, key and value are one tensor."""
+"""Gradients with `create_graph=True` of attention calls whose query, key and value are the same tensor."""
 
 import pytest
 import torch

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.cuda
 
 HALF, SINGLE = torch.bfloat16, torch.float32
 # Each call: batch, query heads, key heads, queries, keys, size, size of values, dtype, causal or not; then the kernel
-# that a training step uses.
+# that a call with gradients uses.
 CALLS: dict[str, tuple[tuple[Any, ...], str]] = {
     "short": ((2, 3, 3, 31, 31, 64, 64, HALF, True), "efficient"),
     "long": ((2, 3, 3, 300, 300, 64, 64, HALF, True), "flash"),
@@ -54,7 +54,7 @@ def test_output_and_gradients_are_those_of_float64(call: str, aligned: bool) -> 
     leaves, options = tensors(call)
     if not aligned:
         leaves = [misaligned(leaf) for leaf in leaves]
-    elif CALLS[call][1] != "products":  # the name in CALLS is that of the kernel of a training step
+    elif CALLS[call][1] != "products":  # CALLS has the name of the kernel that a call with gradients uses
         assert regard.explain(*leaves, **options).kernel == CALLS[call][1]
     double = [leaf.detach().double().requires_grad_() for leaf in leaves]
     exact = regard.attention(*double, **options, backend="reference").output
@@ -94,7 +94,8 @@ def test_grouped_heads_in_float32_form_no_matrix() -> None:
 @pytest.mark.parametrize("length", [512, 640, 1001])
 @pytest.mark.parametrize("size", [80, 96])
 def test_gradients_of_long_sequences_by_cudnn(size: int, length: int, sharp: float) -> None:
-    """Over fewer keys, cuDNN's gradients were NaN for one of these head sizes if attention weights are near 0 and 1."""
+    """With fewer than 512 keys, cuDNN's gradients were NaN for one of these head sizes if attention weights are near 0
+    and 1."""
     torch.manual_seed(length)
     leaves = [torch.randn(40, 9, length, size, device="cuda", dtype=HALF) for _ in range(3)]
     leaves = [t.mul_(sharp if n == 0 else 1.0).requires_grad_() for n, t in enumerate(leaves)]

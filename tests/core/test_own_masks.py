@@ -16,7 +16,7 @@ ODD = torch.arange(11)[:, None] % 2 == torch.arange(13) % 2
 
 
 def wanted(allowed: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return attention in float64, written as the formula."""
+    """Return attention in float64, from the textbook formula."""
     scores = query.double() @ key.double().mT / query.shape[-1] ** 0.5
     weights = scores.masked_fill(~allowed, -torch.inf).softmax(-1).nan_to_num(0.0)
     return (weights @ value.double()).float()
@@ -104,7 +104,8 @@ INTERSECTIONS = {
 @pytest.mark.parametrize("name", INTERSECTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_intersections(name: str, dtype: torch.dtype) -> None:
-    """Masks of one kind twice, unions and complements, called twice, because the second call uses what is stored."""
+    """Intersections with two masks of one kind, a union or a complement; each call runs twice, because the second run
+    uses what the first one cached."""
     mask = INTERSECTIONS[name]
     torch.manual_seed(3)
     tensors = [torch.randn(2, 3, 30, 16, dtype=dtype).requires_grad_() for _ in range(3)]

@@ -1,5 +1,5 @@
-"""User-defined normalisers: masks have one meaning whether or not a normaliser uses `allowed`, and invalid results
-raise."""
+"""User-defined normalisers: masks mean the same whether or not a normaliser reads its argument `allowed`; invalid
+weights raise."""
 
 import math
 from collections.abc import Callable

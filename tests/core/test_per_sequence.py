@@ -119,7 +119,8 @@ def test_many_small_sequences_stay_together() -> None:
     "mask", [regard.padding([20, 7]), regard.window(3, 2), regard.causal(-2)], ids=["padding", "window", "shifted"]
 )
 def test_a_repeated_call_gives_the_same(mask: regard.Mask) -> None:
-    """The second call of a signature uses a stored route, also if values have another size than keys."""
+    """The second call of a signature reuses the first call's choice of a kernel, also if values and keys differ in
+    size."""
     torch.manual_seed(4)
     query, key = torch.randn(2, 2, 20, 8), torch.randn(2, 2, 20, 8)
     i, j = torch.arange(20)[:, None], torch.arange(20)[None, :]
@@ -191,7 +192,7 @@ def test_short_sequences_with_new_masks(name: str, learning: bool, size: int) ->
 
 @pytest.mark.parametrize("name", ["query", "key"])
 def test_an_attended_infinite_number_is_seen(name: str) -> None:
-    """All scores of an infinite vector may be −inf, which a kernel would treat as masked."""
+    """All scores of a query or key with an infinite entry may be −inf, which a kernel would treat as masked."""
     tensors = {each: torch.ones(2, 8, 20, 8) for each in ("query", "key", "value")}
     tensors[name][0, 0, 0, 0] = -torch.inf
     mask = regard.padding(torch.tensor([20, 18]))

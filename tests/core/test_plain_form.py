@@ -1,4 +1,4 @@
-"""The plain form (the reference's formula in fewer operations), run as on a GPU, where no value is inspected."""
+"""The reference's formula in fewer torch operations (`plain_form`), run as on a GPU, where no value is inspected."""
 
 import itertools
 import math
@@ -23,7 +23,7 @@ SCORES = {
     "bilinear": regard.Bilinear(torch.linspace(-1, 1, 49).view(7, 7)),
     "additive": regard.Additive(torch.linspace(-1, 1, 7)),
 }
-EMPTY = torch.arange(5)[:, None] != 2  # the third query may attend nothing
+EMPTY = torch.arange(5)[:, None] != 2  # this mask leaves no key for the third query
 MASKS: dict[str, dict[str, Any]] = {
     "causal": {"mask": regard.causal()},
     "late": {"mask": regard.causal(-2)},
@@ -50,7 +50,7 @@ def drawn(seed: int, *, groups: int = 2) -> list[Tensor]:
 
 
 def computed(tensors: list[Tensor], backend: str, learning: bool, **settings: Any) -> list[Tensor]:
-    """Return output, requested weights and gradients."""
+    """Return the output, the requested weights and the gradients of a call as a list of tensors."""
     leaves = [tensor.clone().requires_grad_(learning) for tensor in tensors]
     found = regard.attention(*leaves, backend=backend, **settings)
     results = [found.output, *([] if found.weights is None else [found.weights])]
@@ -62,7 +62,8 @@ def computed(tensors: list[Tensor], backend: str, learning: bool, **settings: An
 
 
 def agree(tensors: list[Tensor], learning: bool, **settings: Any) -> None:
-    settings.setdefault("weights", regard.full())  # so that `auto` chooses the plain form
+    # With this request `auto` computes the formula by few torch operations.
+    settings.setdefault("weights", regard.full())
     assert regard.explain(*tensors, **settings).backend == "reference"
     found = computed(tensors, "auto", learning, **settings)
     if isinstance(settings.get("bias"), Tensor):
@@ -178,7 +179,8 @@ def test_the_host_does_not_wait_for_a_gpu(mask: str, normalize: regard.Normalize
         computed(tensors, "auto", learning, normalize=normalize, weights=request, **settings)
         before = torch.cuda.get_sync_debug_mode()
         try:
-            with warnings.catch_warnings(action="ignore"):  # torch warns that the mode is a prototype
+            # Torch warns that the mode in which synchronisation with the GPU raises an error is a prototype.
+            with warnings.catch_warnings(action="ignore"):
                 torch.cuda.set_sync_debug_mode("error")
             computed(tensors, "auto", learning, normalize=normalize, weights=request, **settings)
         finally:

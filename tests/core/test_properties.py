@@ -39,7 +39,7 @@ def shapes(draw: st.DrawFn) -> Shape:
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:
     """Return the same numbers in another memory layout."""
-    if layout == "transposed":  # projections are stored as (batch, length, heads, size)
+    if layout == "transposed":  # in memory as (batch, length, heads, size), as projections of a layer are stored
         return tensor.transpose(1, 2).contiguous().transpose(1, 2)
     if layout == "feature first":
         return tensor.mT.contiguous().mT
@@ -308,7 +308,7 @@ def test_attention_to_one_key_returns_its_value(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["reference", "blocked", "auto"])
 def test_a_score_is_a_function_one_can_call(backend: str) -> None:
-    """A score record and a Python function with the same formula give the same output."""
+    """A score of the library (a `Score` record) and a Python function with the same formula give the same output."""
     for name, case in SCORES.items():
         # A user-defined function has no separate parameters for each head.
         if name.endswith("heads"):
@@ -320,7 +320,7 @@ def test_a_score_is_a_function_one_can_call(backend: str) -> None:
 
 
 def test_mlp_case_is_what_its_oracle_says() -> None:
-    """The hand-written score of these tests agrees with its own oracle."""
+    """The score "mlp", a user-defined function of the tests, agrees with the oracle of the same formula."""
     query, key, _, *parameters = SCORES["mlp"].inputs(batch=1, heads=1, groups=1)
     scores = mlp(*parameters)(query, key)[0, 0]
     lists = [tensor.tolist() for tensor in parameters]
@@ -340,7 +340,7 @@ def test_a_support_wider_than_usual_is_found(alpha: float) -> None:
     assert weights[1, 0] > weights[1, -1]
 
 
-# Tests of a block (some rows and columns) of a bias, as backends that compute in blocks read it.
+# Tests of reading a block (some rows and columns) of a bias, as backends that compute in blocks do.
 
 
 @pytest.mark.slow
@@ -360,7 +360,8 @@ def test_any_part_of_a_rule_is_that_of_its_distances(q: int, k: int, row: int, c
         for places in ((rows, columns), (torch.tensor(list(rows), dtype=torch.long), columns)):
             found = bias.values(*places, torch.float64)
             assert_close(found, exact.reshape(2, q, k), rtol=0, atol=0)
-            assert found.stride(-1) == 1 or 0 in found.shape  # rows must be contiguous, because some kernels require it
+            # Rows of the block must be contiguous, because some kernels require it.
+            assert found.stride(-1) == 1 or 0 in found.shape
             assert_close(torch.autograd.grad(found, leaf, upstream.reshape(2, q, k))[0], wanted)
 
 

@@ -32,7 +32,8 @@ def test_calls_after_the_first_agree_with_the_reference(seed: int) -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("seed", range(160))
 def test_calls_on_a_gpu_agree_with_the_reference(seed: int) -> None:
-    """The bound is four times the error of the reference in the same dtype, and the rounding of a few operations."""
+    """The error is at most four times the reference's error in the same dtype, plus the rounding of a few
+    operations."""
     drawn = Draw(seed, CUDA)
     for turn in range(3):
         tensors = drawn.tensors()
@@ -47,7 +48,7 @@ def test_calls_on_a_gpu_agree_with_the_reference(seed: int) -> None:
                 assert one.isnan()[exact.isnan()].all(), drawn
             continue
         for one, other, exact in zip(found, plain, true, strict=True):
-            # At least 0.05, because small gradients are differences of large numbers with rounding errors.
+            # The scale is at least 0.05, because small gradients are differences of large numbers with rounding errors.
             scale = max(exact.nan_to_num().abs().max().item(), 0.05)
             rounding = (other.double() - exact).nan_to_num().abs().max().item()
             bound = 4 * rounding + 8 * torch.finfo(drawn.dtype).eps * scale + 3e-5
@@ -77,7 +78,8 @@ def test_an_intersection_of_which_one_part_masks_nothing() -> None:
     "mask", [regard.window(9, 3), regard.window(60, 60), regard.causal()], ids=["narrow", "wide", ""]
 )
 def test_the_first_call_gives_the_bits_of_the_next_ones(mask: regard.Mask) -> None:
-    """A resumed run starts without stored routes; dropout makes a difference in the number of kernel calls visible."""
+    """First and later calls give equal bits, because a resumed run starts with nothing stored; dropout would show a
+    difference in the number of kernel calls."""
     query, key, value = (torch.randn(25, 8, 181, 4).bfloat16() for _ in range(3))
     outputs = []
     for _ in range(3):
@@ -88,7 +90,7 @@ def test_the_first_call_gives_the_bits_of_the_next_ones(mask: regard.Mask) -> No
 
 
 class Near(regard.Mask):
-    """A user-defined mask that depends on more than its tensors."""
+    """A user-defined mask that depends on a number beside its tensors."""
 
     def __init__(self, reach: int) -> None:
         self.reach, self.kept = reach, torch.ones(20, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""The route of a recent call is reused only if all that it depends on is unchanged; the result is then the same."""
+"""The kernel chosen for a recent call is reused only if nothing that the choice depends on has changed."""
 
 import weakref
 from collections.abc import Callable
@@ -14,7 +14,7 @@ import regard
 from regard.core.recent_calls import recall
 
 SHAPE = (2, 3, 23, 16)
-OFTEN = 3  # `recall` returns the stored route of a signature after so many calls
+OFTEN = 3  # number of calls with the same shapes and options after which `recall` returns the stored choice of a kernel
 SOFTMAX = regard.Softmax()
 
 
@@ -28,7 +28,7 @@ def recalled(*tensors: Any, mask: Any = None, dropout: Any = 0.0, score: Any = r
 
 @pytest.fixture
 def known() -> list[torch.Tensor]:
-    """Return the tensors of a call that ran so often that `recall` returns its stored route."""
+    """Return the tensors of a call that ran so often that `recall` returns its stored choice of a kernel."""
     tensors = [torch.randn(SHAPE) for _ in range(3)]
     for _ in range(OFTEN):
         regard.attention(*tensors)
@@ -76,7 +76,8 @@ def test_another_tensor_is_not_recalled(known: list[torch.Tensor], change: str, 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["query", "key", "value"])
 def test_a_nested_tensor_is_not_recalled(known: list[torch.Tensor], place: int) -> None:
-    """torch's check of tensors would end the process for a nested tensor, which has no strides."""
+    """torch's function that compares tensors with stored metadata would end the process for a nested tensor, which has
+    no strides."""
     tensors = list(known)
     tensors[place] = torch.nested.nested_tensor([known[0][0], known[0][1]])
     assert not recalled(*tensors)
@@ -165,7 +166,7 @@ def test_tensors_of_masks_are_not_kept_alive() -> None:
 
 
 def test_a_table_that_begins_to_learn_is_a_new_call() -> None:
-    """The same record is passed, but the metadata of its tensor has changed."""
+    """The calls pass one bias object, but between them `requires_grad` of its table changes."""
     x, table = torch.randn(SHAPE), torch.randn(3, 45)
     bias = regard.relative(table)
     for learning in (False, True):
@@ -177,7 +178,7 @@ def test_a_table_that_begins_to_learn_is_a_new_call() -> None:
 
 
 def test_a_mask_is_compared_by_its_present_tensors() -> None:
-    """Masks that are used in turn, one of which changes in place, give what new masks give."""
+    """Two masks are used alternately, and the lengths of one change in place: results equal those of new masks."""
     x, lengths = torch.randn(SHAPE), torch.tensor([5, 9])
     masks = [regard.padding(lengths), regard.padding(torch.tensor([23, 2])) & regard.causal()]
     for step in range(2 * OFTEN):

@@ -95,7 +95,8 @@ def test_gradients_in_every_layout_on_cuda(call: str, dtype: torch.dtype, by_row
     }
     shape = (2, 1100, 3, 64) if by_rows else (2, 3, 1100, 64)
     leaves = [torch.randn(shape, device="cuda", dtype=torch.bfloat16).to(dtype).requires_grad_() for _ in range(3)]
-    # The gradients for every layout of the upstream gradient are compared with those of these inputs in float64.
+    # For every memory layout of the output's gradient, the inputs' gradients are compared with those of these float64
+    # copies.
     exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
 
     def attend(tensors: list[torch.Tensor], **more: str) -> torch.Tensor:

@@ -39,7 +39,8 @@ def test_hooks_may_change_the_strides_of_saved_tensors(kind: str) -> None:
 
 
 def test_lengths_changed_between_the_passes_of_additive_attention() -> None:
-    """With one head, the backward loops could read the caller's tensor of lengths, which has changed by then."""
+    """With one head, the compiled backward loops could read the caller's tensor of lengths, which changes between the
+    passes."""
     inputs, lengths = leaves(1), torch.tensor([29, 5])
     options = {"score": regard.Additive(torch.linspace(-1, 1, 8)), "mask": regard.padding(lengths)}
     expected = torch.autograd.grad(regard.attention(*inputs, **options).output.square().sum(), inputs)

@@ -1,4 +1,4 @@
-"""The keys that no query may attend: they are computed from the mask, so that NaN in them has no effect on a kernel."""
+"""Keys that no query may attend are computed from the mask, so that NaN in these keys has no effect on a kernel."""
 
 import math
 import sys
@@ -109,7 +109,7 @@ def test_packed_self_attention_looks_for_nothing() -> None:
 
 
 CHECKED = torch.arange(QUERIES)[:, None] % 2 == torch.arange(KEYS) % 2
-TOGETHER = {  # keys that no single rule masks, but several rules together or a bias of −inf
+TOGETHER = {  # keys that no mask alone hides from all queries, but several masks together or a bias of −inf do
     "two dense": (CHECKED & (torch.arange(QUERIES)[:, None] != 2)) & regard.dense(torch.arange(KEYS) != 3)
     & regard.dense(torch.arange(QUERIES)[:, None] < torch.arange(KEYS)),
     "dense in a band": CHECKED & regard.window(0, 0, offset=3),
@@ -169,7 +169,7 @@ for name, settings in calls.items():
 
 @pytest.mark.process
 def test_compiled_attention_is_clean_of_closed_keys_too() -> None:
-    """Runs in a separate process, because the shape checks of these tests cannot be compiled."""
+    """Runs in a separate process, because torch.compile cannot trace the run-time shape checks of the tests."""
     done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr
 
@@ -190,7 +190,7 @@ def test_what_a_kernel_makes_of_an_empty_row_does_not_change_the_meaning(
         "lengths and dense": regard.padding([0, 500]) & regard.dense(torch.ones(600, 600, dtype=torch.bool).tril()),
         "shifted": regard.causal(-3),
         "window": regard.window(4, 0, offset=-2),
-        # All queries attend a key; only the rows that pad the last block of the band do not.
+        # All queries attend some key; only the padding rows of the last block of the band attend none.
         "window, all rows see": regard.window(4, 0),
     }[how]
     calls = []

@@ -65,7 +65,7 @@ def test_received(path: str, place: str) -> None:
 
 @pytest.mark.slow
 @every_place
-@without_hard  # hard attention returns the entropy of its distribution: see test_hard.py
+@without_hard  # without hard attention, which returns the entropy of the sampling distribution: see test_hard.py
 def test_entropy(path: str, place: str) -> None:
     assert_close(ask(path, place, regard.entropy()).weights, expected(path, place).entropy)
 
@@ -84,7 +84,8 @@ def test_top(path: str, place: str, count: int) -> None:
     assert isinstance(top, regard.Top)
     assert top.indices.dtype == torch.int64
     assert_close(top.values, values.double().reshape(*weights.shape[:3], kept), rtol=1e-5, atol=1e-6)
-    assert torch.equal(top.indices, indices.reshape(top.indices.shape))  # the index is −1 where the weight is 0
+    # `top` returns the index −1 where the weight is 0.
+    assert torch.equal(top.indices, indices.reshape(top.indices.shape))
 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "blocked"])
@@ -145,7 +146,7 @@ def dropped(path: str, probability: float, seed: int = 3) -> tuple[torch.Tensor,
 def test_dropout_keeps_or_drops_each_weight(path: str) -> None:
     used, gradient, weights = dropped(path, 0.25)
     kept = used != 0
-    assert_close(weights, expected(path, "open").weights)  # returned weights are those before dropout
+    assert_close(weights, expected(path, "open").weights)  # the call returns the weights before dropout
     assert_close(used[kept], weights[kept] / 0.75)
     assert 0.15 < (~kept & (weights > 0)).sum() / (weights > 0).sum() < 0.35
     assert not torch.equal(kept[0], kept[1])
@@ -211,7 +212,7 @@ def test_the_log_sum_exp_beside_an_output_of_transposed_tensors(place: int) -> N
     exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
     expected = regard.attention(*exact, **options, backend="reference")
     torch.testing.assert_close(found.output.double(), expected.output, rtol=0, atol=1e-5)
-    # The upstream gradient is a transposed tensor too.
+    # The gradient of the output is a transposed tensor, too, like one of the inputs.
     change = torch.randn(2, 3, 16, 17).mT
     grads = torch.autograd.grad(found.output, leaves, change)
     for one, other in zip(grads, torch.autograd.grad(expected.output, exact, change.double()), strict=True):

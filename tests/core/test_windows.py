@@ -47,7 +47,7 @@ def test_a_window_takes_work_and_memory_of_its_width() -> None:
     whole = regard.explain(query, query, query)
     assert narrow.backend == "sdpa"
     assert narrow.flops < whole.flops / 60
-    # A mask with one byte for each pair would take four times this limit.
+    # The limit on working memory is a quarter of the bytes of a mask with one byte for each pair.
     assert narrow.bytes < 8192 * 8192 / 4
 
 

@@ -50,7 +50,7 @@ def test_error_rate_by_hand():
     assert alignment_error_rate(sure, sure, possible) == 0.0
     assert alignment_error_rate([set()], [{(0, 0)}], [set()]) == 1.0
     assert alignment_error_rate([set()], [set()], [set()]) == 0.0
-    assert alignment_error_rate([{(0, 0)}], [{(0, 0)}], [set()]) == 0.0  # sure links are possible too
+    assert alignment_error_rate([{(0, 0)}], [{(0, 0)}], [set()]) == 0.0  # every sure link is also a possible link
     with pytest.raises(ValueError, match="argument 2"):
         alignment_error_rate([set()], [], [])
 

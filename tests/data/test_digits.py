@@ -91,7 +91,8 @@ def test_cluttered_digits_have_clutter():
 
 
 def test_a_picture_of_any_kind_is_put_on_a_canvas():
-    """`on_canvas`, which also places MNIST's pictures, places a picture with two bright pixels."""
+    """The function `on_canvas`, which also places MNIST's pictures on larger images, places a picture with two bright
+    pixels."""
     image = np.zeros((1, 28, 28), np.uint8)
     image[0, 5, 11:13] = 200
     canvas, (left, top, right, bottom) = digits.on_canvas(image, Random(1), side=41)

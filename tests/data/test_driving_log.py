@@ -99,7 +99,8 @@ def test_a_folder_without_a_log_is_refused(tmp_path):
 def test_blocks_are_apart_by_the_gap(seed, gap):
     parts = split_blocks(1013, block=50, gap=gap, valid=120, test=80, seed=seed)
     part_of = {place: name for name in ("train", "valid", "test") for place in getattr(parts, name)}
-    assert len(part_of) == len(parts.train) + len(parts.valid) + len(parts.test)  # each frame is in one part
+    # No frame is in two of the parts for training, validation and test.
+    assert len(part_of) == len(parts.train) + len(parts.valid) + len(parts.test)
     for place, name in part_of.items():
         assert {part_of.get(other, name) for other in range(place - gap, place)} <= {name}
     assert 120 - 3 * gap <= len(parts.valid) <= 163

@@ -275,7 +275,7 @@ def test_another_size_or_fit_is_another_store(folder, other):
 
 def test_a_pass_that_was_killed_goes_on_where_it_stopped(folder):
     made = store_images(files(folder), folder / "cache", size=(5, 7))
-    # The files after a killed process: rows.bin with 3.5 of 7 rows, pixels.bin with 5.5 of 7 pictures.
+    # The store's files as a killed process leaves them: rows.bin has 3.5 of 7 rows, pixels.bin has 5.5 of 7 pictures.
     with (made.folder / "rows.bin").open("r+b") as rows:
         rows.truncate(3 * 20 + 9)
     with (made.folder / "pixels.bin").open("r+b") as pixels:
@@ -345,6 +345,6 @@ def test_reading_does_not_grow_with_the_store(tmp_path):
     store = store_images(paths, tmp_path / "cache", size=(256, 256))
     assert store[0].shape == (3, 256, 256)
     before = int(statm.read_text().split()[1])
-    for number, picture in enumerate(store):  # all 300 pictures together have 59 MB of pixels
+    for number, picture in enumerate(store):  # the store's 300 pictures have 59 MB of pixels together
         assert int(picture[0, 0, 0]) == number % 256
     assert (int(statm.read_text().split()[1]) - before) * os.sysconf("SC_PAGE_SIZE") < 20 << 20

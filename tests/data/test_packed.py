@@ -75,7 +75,8 @@ def _questions(folder: Path, names: list[str]) -> Path:
     ("write", "load"), [(_captions, load_captions), (_questions, load_image_questions)], ids=["captions", "questions"]
 )
 def test_a_picture_more_takes_few_bytes(tmp_path, write, load):
-    """Each further picture takes few bytes; as Python objects, its path, record and texts would take about 1,000."""
+    """Each further picture takes few bytes of memory; path, record and texts as Python objects would take about
+    1,000."""
     kept = {}
     for count in (50, 250):
         folder = tmp_path / str(count)
@@ -84,7 +85,7 @@ def test_a_picture_more_takes_few_bytes(tmp_path, write, load):
         for name in names:
             (folder / "images" / name).touch()
         path = write(folder, names)
-        load(path)  # fills caches, so that they are not measured
+        load(path)  # the first load fills caches, so that their memory is not measured
         tracemalloc.start()
         loaded = load(path)
         kept[count] = tracemalloc.get_traced_memory()[0]

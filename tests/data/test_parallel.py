@@ -111,7 +111,7 @@ def test_limits_by_length_and_ratio(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("나는 학교에 갑니다", 3),  # Korean has spaces between words
+        ("나는 학교에 갑니다", 3),  # Korean text is split at spaces, Chinese and Japanese text into characters
         ("我去学校。", 5),
         ("私は学校へ行く", 7),
         ("時々 二〇二六", 6),

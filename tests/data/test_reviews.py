@@ -8,7 +8,8 @@ from regard.data.text.tokens import cut
 from regard.data.worlds import review_words, reviews
 from regard.data.worlds.reviews import CLASSES, splits, text_of, unseen
 
-_AGREEING = "scarcely sincere cheap"  # a negation and the words of two opinions with the same label: all are decisive
+# A negation and the words of two opinions with the same label: all three are decisive for the label.
+_AGREEING = "scarcely sincere cheap"
 _NEVER = "never excellent"
 LANGUAGES = ("en", "zh")
 
@@ -22,7 +23,8 @@ def made(language="en", labels="sentiment", count=200, seed=5):
 
 
 def said_by(words, language):
-    """Return the label that the lexicon gives to gold words; None if they are not those of exactly one opinion."""
+    """Return the label that the lexicon gives to gold words; None if the words are not the gold words of exactly one
+    opinion."""
     entries = review_words.GRAMMARS[language].entries
     text = "".join(words)
     opinions = [

@@ -22,7 +22,8 @@ def wav(
     if extended:
         form += struct.pack("<HHIH", 22, bits, 0, kind) + bytes(14)
     chunks = b"fmt " + struct.pack("<I", len(form)) + form
-    chunks += b"LIST" + struct.pack("<I", 3) + b"abc\0"  # an unknown chunk of odd length
+    # A RIFF chunk that readers skip, of odd length and so padded by a byte.
+    chunks += b"LIST" + struct.pack("<I", 3) + b"abc\0"
     chunks += b"data" + struct.pack("<I", len(data)) + data
     return b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks
 

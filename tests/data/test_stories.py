@@ -71,7 +71,7 @@ def test_the_words_of_the_answer_occur_in_another_sentence_too():
 
 
 def test_the_answer_is_often_neither_the_first_nor_the_last_occurrence():
-    """A rule that always selects the first or the last occurrence must not find most answers."""
+    """Always selecting the first, or the last, occurrence of the answer's words must not find most answers."""
     first = last = 0
     for story in MADE:
         words, answer = story.words, story.answer

@@ -1,4 +1,5 @@
-"""Tests of word and sub-word tokenisers: BPE has no unknown tokens, decoding inverts encoding, files restore them."""
+"""Tests of word and sub-word tokenisers: BPE has no unknown tokens, decoding inverts encoding, saved files restore a
+tokeniser."""
 
 import json
 
@@ -66,8 +67,8 @@ def test_pieces_of_words_written_together():
     [
         ("Tom chases Przybylski .", ("Tom", "chases", "Przybylski", ".")),
         ("der Hund läuft", ("der", "Hund", "läuft")),
-        ("汤姆 追逐 杰瑞", ("汤姆", "追逐", "杰瑞")),  # each word is one sub-word
-        ("天空 是蓝色的", ("天", "空", "是", "蓝", "色", "的")),  # no merge joins these characters
+        ("汤姆 追逐 杰瑞", ("汤姆", "追逐", "杰瑞")),  # each of these words is one sub-word of the vocabulary
+        ("天空 是蓝色的", ("天", "空", "是", "蓝", "色", "的")),  # no learned merge joins these characters
         ("猫追Tom。", ("猫", "追", "Tom。")),
         ("  two  blanks\u3000here \t", ("two", "blanks", "here")),
         ("🐭 e\u0301", ("🐭", "e\u0301")),

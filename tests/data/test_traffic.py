@@ -32,14 +32,14 @@ def seconds(apart, closing, reach):
     ("apart", "closing", "expected"),
     [
         ((35, 0), (-10, 0), 3.0),  # the boxes are 35 − 5 metres apart and approach at 10 m/s
-        ((35, 0), (10, 0), math.inf),  # the object moves away
-        ((35, 2.5), (-10, 0), math.inf),  # the object passes at the side
+        ((35, 0), (10, 0), math.inf),  # the object moves away from the ego vehicle
+        ((35, 2.5), (-10, 0), math.inf),  # the object passes at the side of the ego vehicle
         ((25, 8), (-10, -3), 2.0),  # the boxes overlap in x from 2 to 3 s, in y from 2 to 3.33 s
-        ((25, 8), (-10, -1), math.inf),  # the boxes overlap in y from 6 s on, when the object is behind
+        ((25, 8), (-10, -1), math.inf),  # the boxes overlap in y from 6 s on, when the object is behind the ego vehicle
         ((25, 17), (-5, -3), 5.0),  # the boxes overlap in x from 4 to 6 s, in y from 5 s on
-        ((3, 1), (0, 0), 0.0),  # the boxes already overlap, without relative motion
+        ((3, 1), (0, 0), 0.0),  # the boxes of both vehicles already overlap, without relative motion
         ((3, 1), (-1, 0), 0.0),  # the boxes already overlap
-        ((-20, 0), (-1, 0), math.inf),  # the object is already behind
+        ((-20, 0), (-1, 0), math.inf),  # the object is already behind the ego vehicle
         ((20, 0), (0, 0), math.inf),  # the ego vehicle and the object have the same velocity
     ],
 )
@@ -62,11 +62,14 @@ def decided(*objects, speed=10.0, limit=10.0, y=0.0, heading=0.0):
         # metres and 10 m/s is 3.01 seconds.
         (10.0, [{**LEAD, "x": 36.1}], "hold"),
         (10.0, [{**LEAD, "x": 35.9}], "brake"),
-        (8.0, [{**LEAD, "x": 33.1}], "accelerate"),  # 27.1 metres to the safety gap: 3.01 s at 9 m/s
+        # The ego vehicle covers the 27.1 metres to the safety gap in 3.01 s at 9 m/s.
+        (8.0, [{**LEAD, "x": 33.1}], "accelerate"),
         (8.0, [{**LEAD, "x": 32.9}], "hold"),
-        (8.0, [{**LEAD, "x": 29.9}], "brake"),  # 23.9 metres to the safety gap: 2.99 s at 8 m/s
+        # The ego vehicle covers the 23.9 metres to the safety gap in 2.99 s at 8 m/s.
+        (8.0, [{**LEAD, "x": 29.9}], "brake"),
         (10.0, [{**LEAD, "x": 20, "speed": 10}], "hold"),
-        (10.0, [{**LEAD, "x": 5.9, "speed": 10}], "brake"),  # the vehicle ahead is too near, whatever its speed
+        # The vehicle ahead is too near, so the ego vehicle brakes whatever the other's speed.
+        (10.0, [{**LEAD, "x": 5.9, "speed": 10}], "brake"),
         (10.0, [{**LEAD, "x": -8, "speed": 14}], "hold"),  # a faster vehicle behind forces no action
         (10.0, [{**LEAD, "x": 20, "y": -LANE, "heading": math.pi, "speed": 12}], "hold"),  # a car in the oncoming lane
         (10.0, [{"kind": "pedestrian", "x": 20, "y": 2.9, "heading": -math.pi / 2, "speed": 0}], "hold"),
@@ -88,7 +91,8 @@ def test_the_expert_steers_around_what_stands_at_the_side():
     assert ACTIONS[found.action[0]] == "hold"
     assert found.forced.tolist() == [[True]]
     assert decided(parked, y=-0.75).steering[0] == pytest.approx(0.0)
-    assert decided({**parked, "y": 2.8}).steering[0] == 0.0  # the parked car is far enough from the lane
+    # The parked car is far enough from the lane, so the expert does not steer.
+    assert decided({**parked, "y": 2.8}).steering[0] == 0.0
     assert decided({**parked, "x": 40}).steering[0] == 0.0
 
 
@@ -164,7 +168,8 @@ def test_a_script_has_three_velocities():
     assert {tuple(one[1:3]) for one in seen if one[0] < 10} == {(1.0, 0.0)}
     assert any(one[1:3] == (0.0, -2.0) for one in seen)
     assert seen[-1][1:3] == (0.0, 0.0)
-    assert seen[-1][3] == pytest.approx(1.0, abs=0.41)  # `until` is y = 1; the pedestrian moves 0.4 m in one step
+    # The pedestrian stops after y = 1 (`until`), and moves 0.4 m in one step.
+    assert seen[-1][3] == pytest.approx(1.0, abs=0.41)
 
 
 def test_a_collision_ends_a_drive_and_is_counted_once():

@@ -1,4 +1,4 @@
-"""The kernels that captured decoding uses, under Triton's interpreter on the CPU, and compiled on a GPU."""
+"""The Triton kernels of decoding in CUDA graphs, interpreted on the CPU and compiled on a GPU."""
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ def test_attention(
         wanted = plain_attention(query, key, value, bias, 0.3, keys)
         torch.testing.assert_close(found.double(), wanted, atol=tolerance, rtol=tolerance)
     late = bias.clone()
-    late[:, :, :, : room // 2] = -torch.inf  # the first keys are all masked
+    late[:, :, :, : room // 2] = -torch.inf  # this bias masks the first half of the keys
     late[..., -1] = 0
     for mask in (late, late[:, :, :1], None):
         wanted = plain_attention(query, key, value, mask, 0.3, room)
@@ -143,7 +143,7 @@ def test_front(width: int, n_best: int, vocabulary: int, steps: int, device: str
         logits = torch.randint(-6, 6, (rows * width, vocabulary), generator=generator).float().to(device) / 2
         if time == 2:
             logits[width * 3] = torch.nan
-            logits[width * 5] = torch.nan  # this row has ended, so its logits are not used
+            logits[width * 5] = torch.nan  # the search of this row has ended, so its logits are not used
         now = torch.tensor([time], device=device)
         log_probs, at_stop = limits.distribution(logits, time)
         values, tokens = best(log_probs, 2 * width)

@@ -116,12 +116,12 @@ def test_nothing_is_made_ready_twice(made, as_installed):
     packed = Translator.load(Saved("int8"), precision="float32")
     assert packed.in_precision("float32") is packed
     assert made == ["quantize", "pack"]
-    assert Translator.load(Saved()).exact is None  # with float32 the trained model is used, not a copy of it
+    assert Translator.load(Saved()).exact is None  # a translator in float32 uses the trained model, not a copy of it
     assert made == ["quantize", "pack"]
 
 
 def test_where_there_is_nothing_to_make_ready_there_is_no_copy(made, as_installed):
-    elsewhere = Translator.load(Saved(), device="meta")  # the meta device stands for a GPU
+    elsewhere = Translator.load(Saved(), device="meta")  # the meta device takes the place of a GPU in this test
     assert elsewhere.in_precision("float32") is elsewhere
     lower = elsewhere.in_precision("bfloat16")
     assert lower.device.type == "meta"
@@ -131,7 +131,7 @@ def test_where_there_is_nothing_to_make_ready_there_is_no_copy(made, as_installe
 
 def test_the_place_is_that_of_the_last_precision(made, monkeypatch, as_installed):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    small = Translator.load(Saved("int8"))  # int8 never moves to the GPU
+    small = Translator.load(Saved("int8"))  # a translator in int8 never moves to the GPU
     assert (small.device.type, small.place) == ("cpu", torch.device("cuda"))
     moved = replace(small, place=torch.device("meta")).in_precision("float32")
     assert moved.device.type == "meta"

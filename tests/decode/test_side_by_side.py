@@ -1,4 +1,4 @@
-"""Beam search with the hypotheses of a row grouped, and with fixed shapes, compared with search without grouping."""
+"""Beam search with grouped hypotheses or fixed shapes gives the results of beam search without either."""
 
 import math
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ def model(positions: str | None = "sinusoidal", norm: str = "pre", device: str =
     torch.manual_seed(31)
     common = {"heads": 2, "layers": 2, "positions": positions, "norm": norm}
     made = EncoderDecoder(TransformerEncoder(13, 8, **common), TransformerDecoder(WORDS, 8, **common, **options))
-    for parameter in made.parameters():  # larger than initial weights, so that outputs vary
+    for parameter in made.parameters():  # larger weights than at initialisation, so that outputs vary
         nn.init.normal_(parameter, std=0.7)
     return made.double().eval().to(device)
 
@@ -87,7 +87,7 @@ def test_the_same_hypotheses_as_one_by_one(positions, norm, way):
     options = {"n_best": WIDTH, "minimum": 2, "never": (0, BEGIN)}
     wanted = search(made, "one by one", **options)
     lengths = {len(one.tokens) for row in wanted for one in row}
-    assert len(lengths) > 3  # some hypotheses end early, some at their limit
+    assert len(lengths) > 3  # hypotheses have different lengths: some end early, some at their length limit
     same(search(made, way, **options), wanted)
 
 
@@ -129,7 +129,8 @@ def test_rows_dropped_or_kept(way):
 @pytest.mark.slow
 def test_fixed_shapes_serve_many_searches():
     made, captures = model(), Captures(devices=EVERYWHERE)
-    for rows in (19, 17, 18):  # 17 to 19 rows are rounded up to 24, so all share one storage
+    # 17 to 19 rows are rounded up to 24, so the three searches share the storage of one captured graph.
+    for rows in (19, 17, 18):
         same(search(made, "fixed", rows, captures, n_best=2), search(made, "one by one", rows, n_best=2))
     assert len(captures.held) == 1
     same(search(made, "fixed", 5, captures, n_best=2), search(made, "one by one", 5, n_best=2))
@@ -152,7 +153,7 @@ def test_new_weights_are_seen():
             parameter.mul_(0.9)  # an optimizer changes parameters in place, too
     same(search(made, "fixed", captures=captures), search(made, "one by one"))
     for parameter in made.parameters():
-        parameter.data = parameter.data * 1.1  # the parameter moves to another address
+        parameter.data = parameter.data * 1.1  # a new tensor moves the parameter to another memory address
     same(search(made, "fixed", captures=captures), search(made, "one by one"))
     assert len(captures.held) == 2
 
@@ -170,7 +171,7 @@ def test_a_search_that_broke_leaves_nothing_behind(rows):
         for name, parameter in made.named_parameters():
             parameter.copy_(kept[name])
     same(search(made, "fixed", rows, captures), search(made, "one by one", rows))
-    assert len(captures.held) == 1  # the search uses the same storage again
+    assert len(captures.held) == 1  # the search reuses the storage of the search that failed
 
 
 def test_the_memory_that_graphs_share_ends_with_the_last_of_them(monkeypatch):
@@ -260,7 +261,8 @@ def test_a_search_may_begin_behind_a_prefix():
             for token in (BEGIN, 5, 7):
                 state = made.step(state, torch.full((19,), token)).state
             start = torch.full((19,), 9)
-            captures = Captures(devices=EVERYWHERE)  # must not be used: its storage starts at position 0
+            # The search must not use captured graphs, whose storage starts at position 0.
+            captures = Captures(devices=EVERYWHERE)
             found.append(beam(made.step, state, start=start, stop=END, limit=limit, width=WIDTH, captures=captures))
             assert captures.held == []
     same(found[0], found[1])
@@ -372,7 +374,8 @@ def test_keys_that_nobody_sees_are_dropped():
             step, other = made.step(state, tokens), made.step(plain, tokens[2::4])
             torch.testing.assert_close(step.logits[2::4], other.logits)
             state, plain = step.state.regroup(torch.full((3, 4), 2)), other.state
-    assert state.seen.shape[2] < 13 + 12  # 49 keys were written, and unused keys removed
+    # 49 keys were written to the cache, which removed keys that no hypothesis uses.
+    assert state.seen.shape[2] < 13 + 12
     assert state.seen.sum(-1).tolist() == [[13] * 4] * 3
 
 
@@ -443,13 +446,13 @@ def test_captured_is_one_by_one(positions):
         for parameter in made.parameters():
             parameter.mul_(0.9)
     same(search(made, "captured", captures=captures), search(made, "one by one"))
-    same(search(made, "captured"), search(made, "one by one"))  # a search without cached captures
+    same(search(made, "captured"), search(made, "one by one"))  # this search is given no cache of captured graphs
 
 
 @pytest.mark.cuda
 def test_one_graph_after_another():
     made, captures = model(device="cuda"), Captures(keep=1)
-    for rows in (3, 5, 3):  # with keep=1, each search replaces the cached one
+    for rows in (3, 5, 3):  # with keep=1, each search replaces the one cached graph
         same(search(made, "captured", rows, captures), search(made, "one by one", rows))
     assert len(captures.held) == 1
     assert captures.held[0].graph is not None

@@ -64,7 +64,7 @@ def test_greedy_without_weights_and_without_rows():
 @pytest.mark.parametrize("count", [1, 2, 5, 8])
 @pytest.mark.parametrize("size", [1, 3, 63, 64, 1024, 1087, 3001])
 def test_best_is_a_stable_sort(size, count):
-    values = torch.randint(0, 7, (11, size)).float()  # few distinct values, so that there are many ties
+    values = torch.randint(0, 7, (11, size)).float()  # the logits have few distinct values, so that there are many ties
     values[3] = -math.inf
     values[4, 1:] = -math.inf
     found, index = best(values, count)
@@ -109,7 +109,8 @@ def test_draws_follow_the_distribution(options, kept):
     settings = {"temperature": 1.0, "top_k": None, "top_p": None, **options}
     counts = Counter(draw(log_probs, points, **settings).tolist())
     assert set(counts) == set(order)
-    assert chi_square(counts, shares, total) < 22.5  # exceeded with probability 0.1 % (χ² with 6 degrees of freedom)
+    # Χ² with 6 degrees of freedom exceeds this limit with probability 0.1 %.
+    assert chi_square(counts, shares, total) < 22.5
 
 
 def test_a_point_names_its_token():
@@ -118,7 +119,8 @@ def test_a_point_names_its_token():
     options = {"temperature": 1.0, "top_k": None, "top_p": None}
     assert draw(log_probs, points, **options).tolist() == [1, 1, 3, 3, 3]
     assert draw(log_probs, points, **{**options, "top_p": 0.7}).tolist() == [3] * 5
-    assert draw(log_probs, points, **{**options, "top_p": 1.0}).tolist() == [3, 3, 3, 3, 1]  # the likeliest token first
+    # Top-p sorts the tokens, so the likeliest token 3 is the first.
+    assert draw(log_probs, points, **{**options, "top_p": 1.0}).tolist() == [3, 3, 3, 3, 1]
 
 
 def sampled(table: Table, sources: list[int], **options):

@@ -31,7 +31,7 @@ def transformer() -> EncoderDecoder:
 def model(request: pytest.FixtureRequest) -> EncoderDecoder:
     torch.manual_seed(31)
     model = request.param().double().eval()
-    for parameter in model.parameters():  # larger than initial weights, so that outputs vary
+    for parameter in model.parameters():  # larger weights than at initialisation, so that outputs vary
         nn.init.normal_(parameter, std=0.7)
     return model
 
@@ -43,7 +43,8 @@ def sources() -> Tensor:
 def start(model: EncoderDecoder, source: Tensor, lengths: Tensor):
     memory = model.encoder(source, lengths)
     options = {"weights": True} if isinstance(model.decoder, TransformerDecoder) else {}
-    return model.decoder.start(memory, limit=9 + 1, **options)  # one position for the start mark, nine for tokens
+    # One position for the start token, nine for generated tokens.
+    return model.decoder.start(memory, limit=9 + 1, **options)
 
 
 def search(model: EncoderDecoder, source: Tensor, lengths: Tensor, **options) -> list[list[Hypothesis]]:

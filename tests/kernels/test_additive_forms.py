@@ -1,4 +1,4 @@
-"""The exponential and the logistic form of additive scores on the CPU: as accurate as tanh, for any shape."""
+"""Additive scores on the CPU with tanh computed from exponentials or logistic functions: as accurate as tanh."""
 
 import functools
 import math
@@ -48,14 +48,14 @@ def test_every_form_is_as_exact_as_tanh(shape: tuple[int, ...], scale: float, he
             each = zip(learned(tensors, backend), true, strict=True)
             found.append([float((a.double() - b).norm() / b.norm()) for a, b in each])
     ours, plain = (torch.tensor(found).mean(0) for found in errors.values())
-    # The limit is at least the rounding error of a sum in blocks.
+    # The limit of the error is at least the rounding error of a sum that is computed in blocks.
     plain = plain.clamp_min(torch.finfo(torch.float32).eps)
     assert ours[0] <= 2 * plain[0]
     assert (ours[1:] <= 3 * plain[1:]).all(), (ours, plain)
 
 
 def test_which_form_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    # This simulates a machine without a C compiler.
+    # The patched function simulates a machine without a C compiler.
     monkeypatch.setattr(pair_loops, "available", lambda: False)
     few, some = (regard.explain(*drawn(s)[:3], score=regard.Additive(torch.ones(s[-1]))) for s in (FEW, SOME))
     assert (few.backend, some.backend) == ("reference", "additive")
@@ -77,9 +77,9 @@ def test_which_form_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert used(*drawn(SOME, scale=0.3))
     assert not used(*drawn(SOME, scale=0.3, heavy=25.0))
     query, key, value, weight = drawn(SOME, scale=1e-3)
-    key[:, :, 60:] = 10.0  # the form is chosen by the size of the inputs, and masked keys do not count
+    key[:, :, 60:] = 10.0  # the size of inputs at masked keys does not affect the choice of the logistic form
     assert not used(query, key, value, weight, mask=regard.padding([60, 60]))
-    key[:, :, 0, 0] = 1e4  # one large number among small inputs does not change the form
+    key[:, :, 0, 0] = 1e4  # one large number among small inputs does not lead to the logistic form
     assert not used(query, key, value, weight)
 
 
@@ -124,7 +124,7 @@ def test_small_calls_have_second_derivatives_and_can_be_mapped(monkeypatch: pyte
         return torch.autograd.grad(first.square().sum(), leaf)[0]
 
     torch.testing.assert_close(curved("additive"), curved("reference"), rtol=1e-3, atol=1e-4)
-    # This simulates a machine without a C compiler.
+    # The patched function simulates a machine without a C compiler.
     monkeypatch.setattr(pair_loops, "available", lambda: False)
     torch.testing.assert_close(curved("additive"), curved("reference"), rtol=1e-3, atol=1e-4)
     score = regard.Additive(weight)
@@ -150,7 +150,7 @@ def test_second_derivatives_of_compiled_loops(causal: bool, padded: bool) -> Non
 
     broken = tensors[1].clone()
     if padded:
-        broken[0, :, 60:] = math.nan  # the mask allows 50 keys of this sequence
+        broken[0, :, 60:] = math.nan  # the mask allows only the first 50 keys of sequence 0
     for found, wanted in zip(curved("additive", broken), curved("reference", tensors[1]), strict=True):
         torch.testing.assert_close(found, wanted, rtol=2e-3, atol=2e-4)
 

@@ -14,7 +14,7 @@ from interpreting import DEVICES
 
 # Triton's interpreter is slow, so cases that differ from another case only in dtype or mask run on a GPU only.
 ON_GPUS = ("float16", "every head its keys", "causal", "key bias", "segments", "everything bfloat16", "gelu bfloat16")
-# The interpreted cases "everything float32" and "times 100" test what these cases test.
+# These cases are not interpreted, because "everything float32" and "times 100" cover what they test.
 ALIKE = ("window", "float32", "times 10", "times 10 bfloat16")
 INTERPRETED = [name for name in CASES if name not in (*ON_GPUS, *ALIKE)]
 
@@ -70,7 +70,8 @@ def test_poison(device: str, dtype: torch.dtype, form: str, closed_by: str) -> N
     mask[..., 11] = False
     closing = {"mask": mask} if closed_by == "mask" else {"bias": torch.where(mask, 0.0, -torch.inf)}
     settings = {"lengths": torch.tensor([37], device=device), "form": form, **closing}
-    # Both calls compute gradients: in half precision, calls without gradients use another fit of the series for tanh.
+    # Both calls compute gradients: in half precision, calls without gradients use other coefficients of the series for
+    # tanh.
     clean = additive_attention(query.clone().requires_grad_(), key, value, weight, **settings)[0]
     for what in (float("nan"), float("inf")):
         bad_key, bad_value = key.clone(), value.clone()
@@ -88,7 +89,7 @@ def test_poison(device: str, dtype: torch.dtype, form: str, closed_by: str) -> N
     assert additive_attention(query, key, value, weight, **settings)[0].isnan().all()
 
 
-UNLIKE = torch.logspace(-1.5, 0.5, 67)  # a scale for each of 67 hidden units, more than one tile processes
+UNLIKE = torch.logspace(-1.5, 0.5, 67)  # a scale for each of 67 hidden units, more than one tile of the kernel holds
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ UNLIKE = torch.logspace(-1.5, 0.5, 67)  # a scale for each of 67 hidden units, m
 def test_forward_alone(device: str, dtype: torch.dtype, activation: str, units: int, scale: float | Tensor) -> None:
     """Without gradients, half precision approximates the activation by other series, each with a slope and a constant.
 
-    Each hidden unit uses the fit for its own range, so that units of different ranges do not affect each other.
+    Each hidden unit uses the series fitted to its own range of inputs, so that units do not affect each other.
     """
     from regard.kernels.additive.fused import additive_attention
 
@@ -123,7 +124,7 @@ def test_forward_alone(device: str, dtype: torch.dtype, activation: str, units: 
         found = additive_attention(*inputs, activation=activation, form="series")
     ours, theirs = ([((a.double() - t).norm() / t.norm()).item() for a, t in zip(x, true, strict=True)]
                     for x in (found, plain))  # fmt: skip
-    if device == "cpu":  # Triton's interpreter truncates numbers that a GPU rounds
+    if device == "cpu":  # the tolerance is larger where Triton's interpreter truncates numbers that a GPU rounds
         theirs = [{BRAIN: 1e-2, HALF: 1e-3}[dtype] / 1.5, 1e-3 / 1.5]
     assert all(a < 1.5 * b for a, b in zip(ours, theirs, strict=True)), (ours, theirs)
 
@@ -168,8 +169,8 @@ def test_wide_values(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-# Batch, heads, key heads, whether weight, bias and mask differ by head and sequence, dropout, the numbers of heads that
-# are processed at a time, and the number of heads processed at once.
+# Batch, heads, key heads, whether weight, bias and mask differ by head and sequence, dropout, the numbers of heads of
+# each step if the call is split, and the number of heads if it is not.
 HALVES = [(1, 2, 2, True, 0.0, [1, 1], [2]), (2, 1, 1, False, 0.2, [1, 1], [2])]
 # These cases have too many heads for Triton's slow interpreter.
 MORE = [(1, 4, 2, False, 0.2, [1, 1], [2]), (3, 4, 2, True, 0.0, [3, 3], [6]), (3, 2, 1, False, 0.0, [1, 2], [3])]
@@ -243,7 +244,8 @@ def test_fits_keep_their_word() -> None:
         rows = [Row(together, tuple(Series(*fit) for fit in fits)) for together, fits in table]
         assert [row.reach for row in rows] == sorted(row.reach for row in rows)
         assert [row.together for row in rows] == sorted(row.together for row in rows)
-        # The fits were made at fewer points than are checked here, so the limits are slightly above the budget.
+        # The coefficients were fitted at fewer points than are checked here, so the limits are slightly above the
+        # budget.
         most = BUDGETS[dtype, direction][0] * (1.26 if direction == "forward" else 1.01)
         for row in rows:
             assert len({fit.harmonics for fit in row.fits}) == 1
@@ -300,7 +302,7 @@ MASKS = {
 @pytest.mark.parametrize("groups", [4, 2])
 @pytest.mark.parametrize("name", MASKS)
 def test_a_direct_call_equals_the_general_one(name: str, groups: int) -> None:
-    """A call with the signature of an earlier call only runs the kernel; kernel arguments of its mask are cached."""
+    """A repeated call, which runs the kernel directly with cached arguments for the mask, equals the first call."""
     sizes = ((4, 150, 32), (groups, 150, 32), (groups, 150, 16))
     query, key, value = (torch.randn(2, *x, device="cuda", dtype=BRAIN, requires_grad=True) for x in sizes)
     score = regard.Additive(torch.randn(32, device="cuda", dtype=BRAIN, requires_grad=True))

@@ -32,7 +32,8 @@ def test_values_count_only_where_they_may_be_attended(device: str, spoilt: str, 
     allowed = torch.rand(b, 1, q, k) < 0.4
     allowed[:, :, 3] = False
     weights = (torch.rand(b, h, q, k) * allowed + 0.01 * allowed).to(dtype)
-    value = torch.randn(b, k, 1, e).transpose(1, 2).to(dtype)  # one key head; stored as (b, k, 1, e)
+    # The values have one key head, and are stored in the memory layout (b, k, 1, e).
+    value = torch.randn(b, k, 1, e).transpose(1, 2).to(dtype)
     for place, number in enumerate(SPOILT[spoilt]):
         value[1, 0, 5 + 60 * place, 2] = number
     given = [tensor.to(device) for tensor in (weights, value, allowed)]

@@ -19,7 +19,7 @@ WEIGHTS = {
 # (queries, keys, multiprocessors of the GPU); the kernel splits the keys into one range, four to eight ranges, and one.
 STEPS = [(1, 37, 1), (1, 523, 40), (3, 263, 264)]
 SIZES = {37: (19, 11), 523: (130, 150), 263: (19, 11)}
-# All five weights of `WEIGHTS` are tested with 37 keys, and three of them with the longer memories.
+# With 37 keys, all five entries of `WEIGHTS` are tested; with 523 and 263 keys, the first three.
 CASES = [(*step, name) for step in STEPS for name in list(WEIGHTS)[: 5 if step[1] == 37 else 3]]
 PLAIN = [(*step, name) for step in STEPS for name in ("scaled dot", "one of each head")]
 
@@ -112,7 +112,8 @@ STEP_MASKS = {
 @pytest.mark.parametrize("name", STEP_MASKS)
 @pytest.mark.parametrize("additive", [False, True], ids=["dot", "additive"])
 def test_a_stored_route_computes_later_calls(name: str, additive: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The function that is stored for a call's signature computes calls with other tensors and other mask objects."""
+    """The function that is stored for the signature of a call gives right results for new tensors and new mask
+    objects."""
     from regard.core.backends import decoding_step
     from regard.core.problem import build
 
@@ -174,7 +175,8 @@ def test_a_step_equals_the_plain_form_on_cuda(keys: int, score: str, dtype: torc
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_a_long_memory_is_split_on_cuda(dtype: torch.dtype) -> None:
-    """The keys are split into several ranges, and no size is a power of two; the second call reuses a stored route."""
+    """The keys are split into several ranges, and no size is a power of two; the second call reuses the stored choice
+    of a kernel."""
     query, key, value = (
         torch.randn(2, 3, n, e, device="cuda", dtype=dtype) for n, e in ((2, 72), (5003, 72), (5003, 200))
     )

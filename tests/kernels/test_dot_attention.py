@@ -42,7 +42,7 @@ CALLS: dict[str, tuple[dict[str, Any], Limits]] = {
     "negative scale": ({"scale": -0.3}, Limits()),
 }
 
-REPEATED = [1, 0, 1]  # positions of requested rows: not sorted, with one position repeated
+REPEATED = [1, 0, 1]  # the queries whose weights are requested: not sorted, and one of them twice
 # The expected result of each kind of request, computed from the attention weights.
 REQUESTS: dict[str, Callable[[Tensor], Tensor]] = {
     "weights": lambda weights: weights,
@@ -189,7 +189,7 @@ def test_output_and_gradients(
     output, weights = exact(doubles, options, limits)
     right = (output, REQUESTS[request_name](weights))
     found, true = list(made), list(right)
-    # Gradients of the output alone, then of the output and the requested result together.
+    # First the gradients of the output alone are compared, then those of the output and the requested result together.
     for number in (1, 2):
         found += torch.autograd.grad(made[:number], leaves, directions[:number], retain_graph=True)
         wide = [t.double() for t in directions[:number]]

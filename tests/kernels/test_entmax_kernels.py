@@ -70,7 +70,8 @@ def test_rows(alpha: float, size: int, device: str) -> None:
     weights, dscores = (t.permute(1, 2, 0, 3).flatten(-2)[0] for t in (tiles, dtiles))
     torch.testing.assert_close(again, tiles, rtol=0, atol=0)
     torch.testing.assert_close(weights[:, :83].double(), true, rtol=2e-4, atol=2e-6)
-    # The gradient of a weight near 0 depends on the threshold's rounding error, so the tolerance is larger.
+    # Near a weight of 0, the gradient of its score depends on the threshold's rounding error, so the tolerance is
+    # larger.
     torch.testing.assert_close(dscores[:, :83].double(), slope * (change - mean), rtol=4e-3, atol=8e-3)
     assert not weights[:, 83:].any()
     assert not dscores[:, 83:].any()
@@ -97,7 +98,7 @@ def test_a_score_that_is_not_finite_spoils_its_row_alone(bad: float, device: str
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("alpha", ALPHAS[:2])
 def test_wide_rows(alpha: float, device: str) -> None:
-    """All weights are positive, so that the row's sum has the largest rounding error."""
+    """All weights are positive, which gives the sum of a row the largest rounding error."""
     from regard.kernels.triton import entmax
 
     torch.manual_seed(11)
@@ -112,13 +113,13 @@ MASKS = {
     "none": lambda device: None,
     "causal": lambda device: regard.causal(),
     "window": lambda device: regard.window(9, 4),
-    "ahead": lambda device: regard.window(2, 3, offset=28),  # the last queries attend no key
+    "ahead": lambda device: regard.window(2, 3, offset=28),  # with this window, the last queries attend no key
     "lengths": lambda device: regard.padding(torch.tensor([0, 23], device=device)),
     "both": lambda device: regard.causal() & regard.padding(torch.tensor([5, 37], device=device)),
 }
 
 
-# (score, normalizer, mask, dtype, relative tolerance, absolute tolerance)
+# Calls of attention by name: (score, normalizer, mask, dtype, relative tolerance, absolute tolerance).
 ATTENTION = {
     **{name: ("scaled", regard.Sparsemax(), name, torch.float32, 2e-4, 2e-5) for name in MASKS},
     "cosine": ("cosine", regard.Entmax(1.5), "both", torch.float32, 2e-4, 2e-5),
@@ -130,7 +131,8 @@ ATTENTION = {
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set chunks, blocks of rows and groups of slices so small that a short sequence has several of each."""
+    """Sets the kernels' chunks of keys, blocks of rows and groups of heads so small that a short sequence has several
+    of each."""
     from regard.core.backends import sparse_rows
     from regard.kernels import entmax_rows
 

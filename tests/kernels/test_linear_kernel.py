@@ -12,7 +12,7 @@ import regard
 from interpreting import DEVICES
 from regard.core import linear, linear_kernel
 
-# (batch, heads, key heads, queries, keys, size, value size, causal, whether keys are masked)
+# The sizes of a call: (batch, heads, key heads, queries, keys, size, value size, causal, whether keys are masked).
 CASES = {
     "full": (2, 2, 2, 71, 37, 16, 16, False, False),
     "causal": (1, 2, 1, 331, 331, 16, 24, True, False),
@@ -155,7 +155,7 @@ def compare(attend: Callable[..., Tensor], case: str, features: str, device: str
     keep = torch.ones(b, g, k, dtype=torch.bool, device=device)
     if hides:
         keep = torch.rand(b, g, k).to(device) > 0.4
-        keep[0] = False  # the first sequence has no keys
+        keep[0] = False  # the first sequence has no keys that are not masked
         leaves[2] = torch.where(keep.unsqueeze(-1), leaves[2], torch.nan)
     mine = [x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in leaves]
     true = [x.double().nan_to_num(0.0).requires_grad_() for x in leaves]

@@ -43,7 +43,7 @@ def test_scores(shape: tuple[int, int, int, int, float]) -> None:
     hidden = torch.tanh(query.double().unsqueeze(-2) + key.double().unsqueeze(-3))
     true = (hidden * weight.double()[:, None, None]).sum(-1)
     found = pair_loops.scores(near)(*factors(query, key, near), weight)
-    # The limit is a few roundings of float32, relative to the sum Σ |weight · tanh| of a score's terms.
+    # The allowed error is a few float32 roundings, relative to the sum Σ |weight · tanh| of a score's terms.
     least = 0 if near else weight.abs().sum(-1).max()
     limit = 4e-7 * (hidden.abs() * weight.double().abs()[:, None, None]).sum(-1).clamp_min(least)
     assert ((found.double() - true).abs() <= limit).all()

@@ -35,7 +35,8 @@ class Case(NamedTuple):
     shift: float | None = None
 
 
-DOCUMENTS = [[0] * 90 + [1] * 7 + [2] * 60, [5] * 20 + [-3] * 130 + [9] * 7]  # segment ids need not be sorted
+# Segment ids of documents for two sequences; the second shows that ids need not be sorted.
+DOCUMENTS = [[0] * 90 + [1] * 7 + [2] * 60, [5] * 20 + [-3] * 130 + [9] * 7]
 APART = [[i % 3 for i in range(157)], [7] * 157]
 CASES = {
     "padding": Case(3, 2, 2, 97, 211, lengths=[211, 70, 0]),
@@ -104,7 +105,7 @@ def extras(case: Case) -> Extras:
         bias = torch.randn(case.bias)
         bias = torch.where(torch.rand(case.bias) < 0.1, -torch.inf, bias)
         if case.bias[-2] > 1:
-            bias[..., 11, :] = -3e38  # a large finite bias does not mask
+            bias[..., 11, :] = -3e38  # a large negative but finite bias does not mask a pair
         bias[..., 5], bias[..., -2:, :] = -torch.inf, -torch.inf  # masks key 5, and all keys of two queries
     if case.dense is not None:
         dense = torch.rand(case.dense) < 0.7
@@ -230,9 +231,10 @@ def test_outputs_and_gradients(case: Case, device: str, dtype: torch.dtype) -> N
 
 @pytest.mark.interpreted
 def test_bounds_of_segments() -> None:
-    """For each span of 32 queries, the keys with an id of the span lie in [start, stop), compared with known values.
+    """For each block of 32 queries, the function returns bounds [start, stop) of the keys whose id one of these queries
+    has.
 
-    In [whole start, whole stop), every key has the id of every query of the span. Each row of bounds is [start, whole
+    In [whole start, whole stop), every key has the id of every query of the block. Each row of bounds is [start, whole
     start, whole stop, stop].
     """
     from regard.kernels.triton.segment_bounds import segment_bounds
@@ -251,7 +253,7 @@ def test_bounds_of_segments() -> None:
     mixed = torch.tensor([[1] * 40 + [3] * 24])
     assert segment_bounds(mixed, ids).tolist() == [[[0, 0, 64, 64], [0, far, 0, 192]]]
     assert segment_bounds(torch.tensor([[4]]), ids).tolist() == [[[far, far, 0, 0]]]
-    split = torch.tensor([[1] * 32 + [2] * 32 + [1] * 32])  # the spans of segment 1 are not adjacent
+    split = torch.tensor([[1] * 32 + [2] * 32 + [1] * 32])  # the two blocks of 32 keys of segment 1 are not adjacent
     assert segment_bounds(torch.tensor([[1]]), split).tolist() == [[[0, far, 0, 96]]]
 
 
@@ -278,7 +280,8 @@ MASKS = {
 @pytest.mark.interpreted
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_by_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls with and without a `Problem` are tested; NaN in fully masked keys reaches no output and no gradient."""
+    """NaN in fully masked keys reaches no output and no gradient, by the backend and by its function `direct`, which
+    only runs the kernel."""
     from regard.core.backends import flex, ranges
     from regard.core.clauses import clauses
     from regard.core.problem import build
@@ -309,7 +312,8 @@ def test_masks_by_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     run = ranges.direct(problem, found)
     assert run is not None
     short = run(query, *broken, problem.score, mask, None)
-    # With "documents elsewhere" the prepared call returns None, because NaN in masked keys has to be replaced first.
+    # With the mask "documents elsewhere", the function that `direct` returned gives None, because NaN in masked keys
+    # has to be replaced first.
     assert (short is None) == (name == "documents elsewhere")
     assert short is None or torch.equal(short, output)
 
@@ -318,7 +322,8 @@ def test_masks_by_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("slopes", [[0.25, 0.03], [0.25]], ids=["one for each head", "one for all"])
 @pytest.mark.parametrize("score", [regard.ScaledDot(0.3), regard.Bilinear(0.3 * torch.eye(16).half())], ids=str)
 def test_alibi_without_a_problem(score: regard.Score, slopes: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Output and gradients equal those of float64 in calls with and without a `Problem`, also for a bilinear score."""
+    """Output and gradients equal those of float64, by the backend and by its function `direct`, which only runs the
+    kernel; also for a bilinear score."""
     from regard.core.backends import ranges
     from regard.core.clauses import clauses
     from regard.core.problem import build
@@ -336,7 +341,7 @@ def test_alibi_without_a_problem(score: regard.Score, slopes: list[float], monke
     change = torch.randn_like(real)
     expected = (real, *torch.autograd.grad(real, true, change))
     run = ranges.direct(problem, found)
-    # No prepared call exists for bilinear scores in float16, which rescale the keys first.
+    # `direct` returns None for bilinear scores in float16, because their keys must be rescaled before the kernel runs.
     assert (run is None) == isinstance(score, regard.Bilinear)
     outputs = [ranges.attend(problem, found).output, *([] if run is None else [run(*leaves, score, mask, bias)])]
     for output in outputs:
@@ -378,7 +383,8 @@ CALLS: dict[str, dict[str, Any]] = {
 @pytest.mark.interpreted
 @pytest.mark.parametrize("name", CALLS)
 def test_biases_softcaps_and_sigmoid_by_the_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls with and without a `Problem` equal the reference in float64, with NaN in keys that no query attends."""
+    """With NaN in keys that no query attends, results equal the float64 reference, by the backend and by its function
+    `direct`, which only runs the kernel."""
     from regard.core.backends import flex, ranges
     from regard.core.clauses import clauses
     from regard.core.problem import build
@@ -508,12 +514,13 @@ def test_no_call_waits_for_the_device() -> None:
 
     mask = documents()
     assert regard.explain(query, key, value, mask=mask).kernel == "triton ranges"
-    for _ in range(2):  # the second call reuses the choice of a kernel that the first one stored
+    for _ in range(2):  # the second call runs the kernel that the first call chose and stored
         regard.attention(query, key, value, mask=documents())
     torch.cuda.synchronize()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns that this mode is a prototype
+            # Torch warns that the mode in which synchronisation with the GPU raises an error is a prototype.
+            warnings.simplefilter("ignore")
             torch.cuda.set_sync_debug_mode("error")
         outputs = [regard.attention(query, key, value, mask=each).output for each in (documents(), mask, mask)]
     finally:

@@ -8,7 +8,8 @@ from interpreting import DEVICES
 from regard.core.scores import unit
 
 SHAPES = [(2, 3, 5, 7), (1, 2, 130, 64), (3, 1, 1, 1), (1, 1, 2, 300)]
-SCALES = {"small": 1e-30, "usual": 1.0, "large": 1e30}  # the squares of 1e-30 and 1e30 underflow and overflow
+# Factors of the rows: squares of numbers near 1e-30 and 1e30 underflow and overflow in float32.
+SCALES = {"small": 1e-30, "usual": 1.0, "large": 1e30}
 
 
 def unit_rows(x: Tensor) -> Tensor:
@@ -53,7 +54,7 @@ def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
     x = torch.randn(2, 3, 70, 64, device="cuda").to(dtype).requires_grad_()
     upstream = torch.randn(2, 3, 70, 64, device="cuda").to(dtype)
     right = unit(x.double())
-    # The tolerance is the smallest subnormal number.
+    # The absolute tolerance is the smallest subnormal number of the dtype.
     least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
     torch.testing.assert_close(unit_rows(x).double(), right, rtol=torch.finfo(dtype).eps, atol=least)
     (grad,) = torch.autograd.grad(unit_rows(x), x, upstream)

@@ -42,7 +42,8 @@ def test_compiled(name: str) -> None:
     ],
 )
 def test_one_query_and_wide_values(device: str, dtype: torch.dtype) -> None:
-    """A call with a single query, more keys than a tile, wide values, a weight of another dtype, and strided rows."""
+    """Calls with a single query, more keys than a tile of the kernel, wide values, a weight of another dtype, or
+    strided rows."""
     from regard.kernels.additive.fused import additive_attention
 
     torch.manual_seed(5)
@@ -96,7 +97,7 @@ def test_a_checked_call(device: str) -> None:
         bare = stored_call(learning=False)(*leaves, pairs, None)
         torch.testing.assert_close(bare, found[0][0], rtol=0, atol=0)
     out = stored_call(learning=True)(*leaves, pairs, None)
-    # The change is an error, because the backward pass reads the lengths of the keys again.
+    # Changing `lengths` in place is an error, because the backward pass reads this tensor again.
     lengths.fill_(4)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(out.sum(), leaves)
@@ -111,7 +112,7 @@ def test_a_checked_call(device: str) -> None:
 def test_all_weights(device: str, learned: str, keys: int, size: int) -> None:
     """Output and all weights from one call equal float64, and so do gradients through the output, the weights, or both.
 
-    The keys fill two tiles or a part of one; one of the sequences has no keys.
+    The keys fill two tiles of the kernel or a part of one; one of the sequences has no keys.
     """
     from regard.kernels.triton.additive.operator import kernel_pairs, stored_weights
 

@@ -5,7 +5,8 @@ import torch
 
 from interpreting import DEVICES
 
-# (number of products, rows, length of the summed axis, columns, parts of the summed axis, rows of an added matrix)
+# The sizes of a test: (number of products, rows, length of the summed axis, columns, parts into which the summed axis
+# is split, rows of an added matrix).
 CASES = [(*shape, 1, added) for shape in ((1, 3, 5, 7), (2, 37, 131, 67)) for added in (0, 1, shape[1])]
 CASES += [(2, 33, 203, 70, 2, 0), (1, 5, 70, 9, 3, 0)]
 
@@ -28,11 +29,12 @@ def test_products(case: tuple[int, ...], transposed: bool, device: str) -> None:
     if added is not None:
         exact += added
     assert (whole - exact).abs().max() / exact.abs().max() < 1e-6
-    if pieces == 2:  # the summed axis is split into two parts, and each part computes its share
+    if pieces == 2:  # the summed axis is split into two parts, and each partial product is nonzero
         assert all(float(part.abs().max()) > 0.1 for part in found)
 
 
-NAN_OF_A_GPU = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)  # all bits but the sign bit are set
+# The NaN of a GPU, in which all bits but the sign bit are set.
+NAN_OF_A_GPU = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
 
 
 @pytest.mark.parametrize("device", DEVICES)

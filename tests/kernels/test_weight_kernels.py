@@ -9,7 +9,7 @@ from interpreting import DEVICES
 from regard.core.masks import Mask
 
 KINDS = ("received", "entropy", "logsumexp")
-# name: (batch, heads, key heads, queries, keys, size), and settings of the masks, bias and scale
+# Calls by name: (batch, heads, key heads, queries, keys, size), and settings of the masks, bias and scale.
 CASES = {
     "plain": ((2, 2, 2, 37, 71, 16), {}),
     "causal": ((1, 2, 1, 67, 67, 24), {"band": (None, 0)}),
@@ -56,7 +56,8 @@ def expected(query: Tensor, key: Tensor, scale: float, allowed: Tensor, bias: Te
 
 
 def problem_of(case: str, device: str, kind: str):  # type: ignore[no-untyped-def]
-    """Return the problem with its request, query and key, and the scale, mask and bias for `expected`."""
+    """Return the arguments of a call (`Problem`) with its requested weights, the query and key, and the scale, mask and
+    bias for `expected`."""
     from regard.core.problem import build
 
     (b, h, g, q, k, d), given = CASES[case]
@@ -335,7 +336,8 @@ def test_largest_of_half_precision(count: int, high: int | None, dtype: torch.dt
 @pytest.mark.parametrize("count", [5, 11])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_largest_weights_at_equal_distances(dtype: torch.dtype, count: int, step: int, device: str) -> None:
-    """The largest scores are `step` keys apart: more are in one column of the tiles than the kernel stores for it."""
+    """The largest scores are `step` keys apart, so that one column of the kernel's tiles has more of them than the
+    kernel stores for a column."""
     from regard.kernels.triton.additive.pairs import Pairs
     from regard.kernels.triton.largest_weights import top
     from regard.kernels.triton.score_tiles import Scored

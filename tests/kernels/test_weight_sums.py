@@ -14,7 +14,7 @@ BANDS = [(None, None), (None, 0), (None, 3), (-4, 0), (-7, 5), (2, None), (3, 9)
 def test_sums_are_those_of_the_weights(
     low: int | None, high: int | None, queries: int, keys: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The limit on the numbers of a block splits the rows into several blocks.
+    # This low limit on the size of a block makes the function compute the rows in several blocks.
     monkeypatch.setattr(weight_sums, "_NUMBERS", 700)
     query, key = (torch.randn(3, n, 7, dtype=torch.float64) for n in (queries, keys))
     lengths = [keys, keys - 5, 0]

@@ -10,9 +10,9 @@ import regard
 SHAPES = (
     (1, 1, 1, 151, 151, 16, 16, -20, 0),
     (2, 2, 1, 71, 97, 16, 32, -7, 9),
-    (1, 1, 1, 71, 41, 16, 16, -5, -30),  # most queries attend no key
+    (1, 1, 1, 71, 41, 16, 16, -5, -30),  # with this window, most queries attend no key
     (1, 2, 1, 71, 211, 32, 16, 60, 90),
-    (1, 1, 1, 67, 67, 128, 64, -9, 0),  # head sizes above 64 use other tile sizes
+    (1, 1, 1, 67, 67, 128, 64, -9, 0),  # for head sizes above 64, the kernel uses other tile sizes
 )
 
 
@@ -55,7 +55,7 @@ def test_outputs_and_gradients(shape: tuple[int, ...], device: str, dtype: torch
 
 @pytest.mark.cuda
 def test_a_scale_is_the_callers_own() -> None:
-    """A call with the scale 1, an integer, does not make Triton compile the kernel for this number alone."""
+    """A call with the integer 1 as scale does not make Triton compile the kernel for this constant alone."""
     query, key, value = (torch.randn(1, 2, 1500, 32, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     for scale in (1, 0.125, 2):
         settings = {"score": regard.ScaledDot(scale), "mask": regard.window(40, 0)}

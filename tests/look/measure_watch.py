@@ -69,7 +69,8 @@ def effect(rounds: int = 7) -> None:
         with watch(model):
             return run()
 
-    difference = float((run() - watched()).abs().max())  # these two calls also warm up the model before the measurement
+    # These two calls of the model also warm it up before the measurement of times.
+    difference = float((run() - watched()).abs().max())
     spent = [(_seconds(run), _seconds(watched)) for _ in range(rounds)]
     apart = [seen / unseen - 1 for unseen, seen in spent]
     best = min(seen for _, seen in spent) / min(unseen for unseen, _ in spent) - 1

@@ -34,7 +34,7 @@ class Tab:
         return self.page.locator(selector).first.inner_text()
 
     def until(self, selector: str, text: str) -> None:
-        """Wait for a text to appear."""
+        """Wait until a text appears on the page."""
         from playwright.sync_api import expect
 
         expect(self.page.locator(selector).first).to_have_text(text)

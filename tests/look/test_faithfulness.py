@@ -38,8 +38,10 @@ def test_random_orderings_of_a_linear_model_go_straight():
     expected = [8.0, 6.0, 4.0, 2.0, 0.0]
     assert found.deletion["random"].scores == pytest.approx(expected, abs=0.15)
     assert found.sufficiency["random"].scores == pytest.approx(expected[::-1], abs=0.15)
-    assert found.deletion["random"].low[1] == 3.0  # in some ordering, the input that contributes 5 is removed first
-    assert found.deletion["random"].high[1] == 8.0  # in some ordering, the input that contributes 0 is removed first
+    # In some random ordering, the input that contributes 5 is removed first.
+    assert found.deletion["random"].low[1] == 3.0
+    # In some random ordering, the input that contributes 0 is removed first.
+    assert found.deletion["random"].high[1] == 8.0
 
 
 def test_deletion_and_sufficiency_differ_where_inputs_stand_in_for_each_other():
@@ -52,7 +54,7 @@ def test_deletion_and_sufficiency_differ_where_inputs_stand_in_for_each_other():
 def test_against_a_given_baseline():
     baseline = torch.tensor([0.0, 0.0, 1.0, 0.0])
     found = faithfulness(linear, torch.tensor([5.0, 1.0, 0.0, 2.0]), baselines={"gradient × input": baseline}, steps=4)
-    # The baseline ranks input 2 first; the others are equal and follow in the order of the inputs: 0, 1, 3.
+    # The baseline ranks input 2 first; inputs 0, 1 and 3 are equal, so they follow in their order.
     assert found.deletion["gradient × input"].scores == (8.0, 8.0, 3.0, 2.0, 0.0)
     removed = (8 / 2 + 8 / 2 + 8 / 2 + 3 / 2 + 3 / 2 + 2 / 2 + 2 / 2) / 4
     assert found.deletion["gradient × input"].area == pytest.approx(removed)

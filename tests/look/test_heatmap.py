@@ -65,7 +65,7 @@ def test_numbers_are_written_where_there_is_room(columns: int, written: bool):
 @pytest.mark.parametrize("label", ["<script>alert(1)</script>", "a & b", "\"quoted\" 'twice'", "bell \x07", "x" * 500])
 def test_no_label_breaks_the_drawing(label: str):
     drawing = svg([[1.0]], [label], [label], title=label)
-    root = ElementTree.fromstring(drawing)  # raises an error unless the drawing is well-formed XML
+    root = ElementTree.fromstring(drawing)  # the parser raises an error unless the drawing is well-formed XML
     assert {element.tag.removeprefix(SVG) for element in root.iter()} == {"svg", "title", "style", "rect", "text"}
     shown = label.replace("\x07", "\ufffd")
     assert list(cells(drawing)) == [f"{shown} → {shown}: 1"]

@@ -90,7 +90,8 @@ def layer(name: str, weights: list[list[float]], **options) -> Record:
 
 
 def test_a_rollout_by_hand():
-    """With residual 1/2 the rollout is the product of [[0.75, 0.25], [0.5, 0.5]] and [[0.5, 0.5], [0, 1]]."""
+    """With residual 1/2, the rollout of weights A and B is the product of (B + I) / 2 and (A + I) / 2, here [[0.75,
+    0.25], [0.5, 0.5]] and [[0.5, 0.5], [0, 1]]."""
     first = layer("layers.0.attention", [[0.0, 1.0], [0.0, 1.0]])
     second = layer("layers.1.attention", [[0.5, 0.5], [1.0, 0.0]])
     *_, rolled = with_rollouts([first, second])

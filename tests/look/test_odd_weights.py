@@ -52,7 +52,8 @@ def shown(packed, heads: int) -> torch.Tensor:
     [entry] = packed.about["records"]
     numbers = entry["pack"]
     assert numbers["half"]
-    packed_heads = numbers["heads"]  # number of heads, including the mean over the heads as the last one
+    # Number of packed maps: one for each head, and the mean over the heads as the last one.
+    packed_heads = numbers["heads"]
     count = packed_heads * numbers["mapRows"] * numbers["mapColumns"]
     raw = gzip.decompress(packed.records[0])
     start = len(raw) - -(-2 * count // 4) * 4

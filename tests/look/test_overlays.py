@@ -20,7 +20,7 @@ THICK, SHADOW = 190 / 255, (18, 21, 28)
 
 
 def caption(colour: int = 255, special: tuple[str, ...] = ()) -> Trace:
-    """Return a trace of two words that attend to the 2 × 3 cells of a picture of one colour."""
+    """Return the attention record (`Trace`) of two words that attend to the 2 × 3 cells of a picture of one colour."""
     weights = torch.tensor([[[0.5, 0.1, 0.1, 0.1, 0.1, 0.1], [0.1, 0.1, 0.1, 0.1, 0.1, 0.5]]])
     beside = torch.full((1, 2, len(special)), 9.0)  # weights of tokens that are not part of the picture
     words = Labels("tokens", ("red", "ball"), {"probability": [0.25, 1.0]})

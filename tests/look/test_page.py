@@ -21,7 +21,8 @@ def softmax(*shape: int) -> torch.Tensor:
 
 
 def unpacked(entry: dict, heads: int, data: bytes) -> dict[str, torch.Tensor]:
-    """Return the arrays of a record, decoded as viewer/assets/source.js documents, without the mean over the heads."""
+    """Return the attention maps of one layer, decoded from the page as viewer/assets/source.js documents, without the
+    mean over the heads."""
     found = with_mean(entry, data)
     share = {name: len(array) // entry["pack"]["heads"] * heads for name, array in found.items()}
     return {name: array[: share[name]] for name, array in found.items()}
@@ -62,7 +63,7 @@ def test_stored_weights_are_within_the_error_that_is_told(shape):
     [entry] = packed.about["records"]
     seen = rebuilt(entry, shape[0], packed.records[0])
     assert float((seen - weights).abs().max()) <= entry["pack"]["error"] * 1.001
-    assert entry["pack"]["error"] < 0.0005  # each weight is correct to three decimals
+    assert entry["pack"]["error"] < 0.0005  # each weight that the page shows is correct to three decimals
     best = weights.topk(min(KEPT, shape[-1]), -1)
     torch.testing.assert_close(seen.gather(-1, best.indices), best.values, atol=1e-5, rtol=0)
 
@@ -139,7 +140,8 @@ def test_a_saved_trace_that_kept_the_largest_only_says_what_the_rest_comes_to(tm
 def test_so_many_long_rows_that_only_some_are_kept():
     trace = Trace.from_weights({f"layer{n}": softmax(97, 2, 3) for n in range(2)})
     for record in trace.records:
-        record.queries = record.keys = 100_000  # only the sizes of the records matter; no weights are computed
+        # The budget depends on the sizes of the records alone; no weights are computed.
+        record.queries = record.keys = 100_000
     budget = Budget.of([trace])
     assert budget.stride == -(-4 * 2 * 98 * 100_000 // KEPT_WEIGHTS)  # each record has 98 maps: 97 heads and their mean
     assert budget.kept == 4

@@ -60,7 +60,7 @@ def caption() -> Trace:
 
 
 def drawn() -> Trace:
-    """Return a trace of two words over a white picture of 48 × 48 pixels with four cells."""
+    """Return attention maps (a `Trace`) of two words over a white picture of 48 × 48 pixels with four cells."""
     weights = torch.tensor([[[0.8, 0.1, 0.05, 0.05], [0.2, 0.2, 0.2, 0.4]]])
     words = Labels("tokens", ("cat", "dog"), {"probability": [0.5, 0.75]})
     picture = patches(png(np.full((48, 48, 3), 255)), (2, 2))
@@ -68,7 +68,8 @@ def drawn() -> Trace:
 
 
 def painted() -> Trace:
-    """Return a trace of an image that was generated from words: the queries are patches, the keys are words."""
+    """Return attention maps (a `Trace`) of an image that was generated from words: the queries are patches, the keys
+    are words."""
     grid = Labels("patches", tuple(map(str, range(12))), {"image": png(np.full((60, 80, 3), 200)), "grid": (3, 4)})
     weights = torch.full((1, 12, 3), 0.1)
     weights[0, 0, 0], weights[0, 11, 2] = 0.9, 0.9
@@ -76,7 +77,8 @@ def painted() -> Trace:
 
 
 def vision() -> Trace:
-    """Return a trace of patches that attend to patches, after two tokens that are not part of the image."""
+    """Return attention maps (a `Trace`) of patches that attend to patches, after two tokens that are not part of the
+    image."""
     labels = patches(png(np.full((60, 80, 3), 200)), (3, 4), special=["[CLS]", "[REG]"])
     weights = torch.full((1, 14, 14), 0.02)
     # The class token attends to the top left patch; the last patch attends to the class token.
@@ -100,7 +102,8 @@ def traffic() -> Trace:
 
 
 def driven() -> Trace:
-    """Return a trace of three steps of a drive: a lorry ahead in all, and a pedestrian from the second step on."""
+    """Return attention maps (a `Trace`) of three steps of a drive: a lorry ahead in all, and a pedestrian from the
+    second step on."""
     extra = {
         "x": [40, 0, 41, 30, 42, 30], "y": [0, 0, 0, 3, 0, 1.5], "heading": [0, 0, 0, -1.57, 0, -1.57],
         "speed": [5, 0, 5, 0, 5, 1.5], "length": [8, 0, 8, 0.5, 8, 0.5], "width": [2.4, 0, 2.4, 0.5, 2.4, 0.5],
@@ -113,7 +116,8 @@ def driven() -> Trace:
 
 
 def gazed() -> Trace:
-    """Return a trace of three glimpses of an image at two scales: one in the centre and two at the top left."""
+    """Return attention maps (a `Trace`) of three glimpses of an image at two scales: one in the centre and two at the
+    top left."""
     grid = patches(png(np.full((60, 80, 3), 90)), (3, 4))
     places = [(0.5, 0.5), (0.25, 0.25), (0.27, 0.25)]
     seen = [[np.full((4, 4), shade), np.full((4, 4), shade)] for shade in (0.0, 0.5, 1.0)]
@@ -127,7 +131,7 @@ def strange() -> Trace:
 
 
 def batch() -> Trace:
-    """Return a trace of two sentences; the second is shorter and has a label with HTML markup."""
+    """Return attention maps (a `Trace`) of two sentences; the second is shorter and has a label with HTML markup."""
     weights = softmax(2, 2, 4, 4)
     weights[1, ..., 3] = 0
     words = [
@@ -307,7 +311,7 @@ def test_chinese_and_back_and_remembered(visit):
     assert tab.text(".head h2") == "编码器 0 · 头 0"
     assert tab.get_attribute("html", "lang") == "zh-CN"
     assert tab.evaluate("document.activeElement.dataset.value") == "zh"
-    assert tab.text(".token h3") == "“fox”"  # the selected token stays selected
+    assert tab.text(".token h3") == "“fox”"  # the token that was selected before stays selected
     tab.reload()
     tab.wait_for_selector(".head .picture[data-view]")
     assert "未核对" in tab.text(".facts")
@@ -411,7 +415,7 @@ def test_search_marks_and_goes_from_match_to_match(visit):
 def test_colour_can_be_lifted_and_taken_row_by_row(visit):
     tab = visit("encoder")
     weights = WEIGHTS["encoder.0.attention"][0]
-    row = int(weights.amax(-1).argmin())  # the row with the smallest maximum
+    row = int(weights.amax(-1).argmin())  # the query whose largest weight is the smallest of all queries
     x, y = tab.places(row, int(weights[row].argmax()))
     linear = sum(tab.color(x + 12, y + 12))
     tab.select_option("select", "root")
@@ -449,7 +453,7 @@ def test_save_png_is_the_picture_with_its_title(visit):
     assert name.endswith("-heatmap.png")
     assert min(picture.size) > 600
     colors = {color for _, color in picture.getcolors(2**20)}
-    assert (0, 64, 160) in colors  # #0040a0, the darkest colour of the scale
+    assert (0, 64, 160) in colors  # the darkest colour of the scale is #0040a0
     assert picture.getpixel((1, 1)) == (255, 255, 255)
 
 
@@ -467,7 +471,8 @@ def test_save_svg_has_words_and_title(visit, view):
 def test_copy_the_locked_row(visit):
     tab = visit("encoder", permissions=["clipboard-read", "clipboard-write"])
     tab.click(3, 1)
-    # The page removes the message after a while, maybe before a slow machine inspects it: long timers are disabled.
+    # The page removes the message "Copied" after a while: long timers are disabled, so that a slow machine still sees
+    # it.
     tab.evaluate("{ const soon = setTimeout; window.setTimeout = (call, ms) => (ms < 2000 ? soon(call, ms) : 0) }")
     tab.page.click('[data-save="copy"]')
     tab.until(".told", "Copied")
@@ -509,12 +514,15 @@ def test_an_image_is_lit_where_each_word_looks(visit):
     tab.keyboard.press("ArrowLeft")
     assert tab.text(".token h3") == "“cat”"
     drawing = saved(tab, "svg")[1]
-    assert drawing.count(b"<use") == 7  # three copies of the picture, each with an overlay, and the colour scale
-    assert drawing.count(b"<image") == 4  # the picture once, an overlay for each of two words, and the colour scale
+    # The SVG draws the picture three times, an overlay on each, and the colour scale once.
+    assert drawing.count(b"<use") == 7
+    # The SVG embeds four images: the picture once, an overlay for each of two words, and the colour scale.
+    assert drawing.count(b"<image") == 4
 
 
 def clear(tab, x: float, y: float) -> float:
-    """Return the brightness of the large picture at a position, from 0 to 1; the picture is white under its overlay."""
+    """Return the brightness of the large picture at a position (from 0 to 1); white means that the overlay is
+    transparent there."""
     edge = tab.locator(".head .picture canvas").bounding_box()
     # The picture has 432 pixels a side: it is enlarged by the factor 9.
     return sum(tab.color(edge["x"] + x * 432, edge["y"] + y * 432)) / 765
@@ -576,8 +584,9 @@ def test_the_gaze_is_a_numbered_path_with_the_patches_it_saw(visit):
     assert "numbered from 0" in tab.text(".notes")
     edge = tab.locator(".head .picture canvas").bounding_box()
     patch = [(edge["x"] + 440 + 32 + 34 + 30, edge["y"] + 4 + 76 * n + 30) for n in range(3)]
-    assert [tab.color(*at)[0] for at in patch] == [0, 128, 255]  # the patches of the three glimpses at the finest scale
-    # A point on the left edge of the outline of glimpse 0.
+    # Each of the three glimpses shows its patch at the finest scale in another shade of grey.
+    assert [tab.color(*at)[0] for at in patch] == [0, 128, 255]
+    # This point is on the left edge of the outline of glimpse 0.
     x, y = edge["x"] + 440 * (0.5 - 0.05), edge["y"] + 330 * 0.5 - 11
     before = tab.color(x, y)
     tab.mouse.click(*patch[0])
@@ -599,7 +608,7 @@ def test_the_gaze_is_saved_as_drawn_in_chinese_and_in_the_dark(visit):
     # The number of each glimpse is drawn twice: on the image and in the list beside it.
     assert [text for text in texts if text in ("0", "1", "2")] == ["0", "1", "2", "0", "1", "2"]
     assert EVIL[:15] in " ".join(texts)
-    assert data.count(b"<image") == 7  # one image, and two patches for each of three glimpses
+    assert data.count(b"<image") == 7  # the page draws the image once, and two patches for each of three glimpses
     circles = [(float(c.get("cx")), float(c.get("cy"))) for c in root.iter("{http://www.w3.org/2000/svg}circle")]
     # The first three circles mark locations, the others surround the numbers, which must not overlap.
     numbers = circles[3:6]
@@ -635,8 +644,9 @@ def test_a_map_that_nearly_fits_the_window_is_made_to(visit):
         " return [scrollHeight, clientHeight]; }"
     )
     assert scrolled <= seen
-    assert "." in texts(tab)  # the last token, a full stop, has a label
-    assert any(text.startswith(".") and text[1:].isdigit() for text in texts(tab))  # the weights are drawn as numbers
+    assert "." in texts(tab)  # the page shows the label of the last token, a full stop
+    # The page shows the weights as numbers such as ".25".
+    assert any(text.startswith(".") and text[1:].isdigit() for text in texts(tab))
 
 
 def test_tokens_that_are_none_of_the_image_stand_beside_it(visit):
@@ -699,7 +709,7 @@ def test_a_drive_is_replayed_with_a_slider(visit):
     tab.locator(".player input").focus()
     tab.keyboard.press("ArrowRight")
     assert {"lorry  0.10", "pedestrian  0.90", "5.0 m/s", "2 s brake"} <= drawn_texts(tab)
-    tab.page.click(".player button")  # after the last row, the button plays from the first row again
+    tab.page.click(".player button")  # at the last row, the play button starts again from the first row
     tab.until(".player output", "2 s brake")
     tab.until(".player button", "Play")
 
@@ -869,7 +879,7 @@ def test_served_under_a_strict_policy_with_tiles(visit, served):
     tab.until(".readout strong", "0.125")  # the weight from the tile, not the mean from the pooled map
 
 
-# Tests of several sequences, and of missing weights.
+# Tests of pages with several sequences, and with missing weights.
 
 
 def test_the_reader_chooses_a_sequence_of_the_batch(visit):

@@ -27,7 +27,7 @@ PLAIN = torch.stack([torch.full((3, 3), 1 / 3), torch.eye(3), torch.tensor([[1.0
 
 
 def translated() -> Trace:
-    """Return a trace with the layers of a T5 with two encoder and two decoder layers."""
+    """Return attention maps (a `Trace`) of a T5 with two encoder and two decoder layers."""
     sizes = {"encoder": (SOURCE, SOURCE), "decoder": (TARGET, TARGET), "cross": (TARGET, SOURCE)}
     trace = Trace("T5")
     for name in LAYERS:
@@ -55,7 +55,8 @@ def sentences() -> Trace:
 
 
 def near() -> Trace:
-    """Return a trace of two heads; the entropy and the mean distance of the second are slightly smaller."""
+    """Return attention maps (a `Trace`) of two heads; the entropy and the mean distance of the second are slightly
+    smaller."""
     even = torch.full((6, 6), 1 / 6)
     return Trace.from_weights({"layers.0.attention": torch.stack([even, 0.9 * even + 0.1 * torch.eye(6)])})
 
@@ -120,8 +121,8 @@ def test_small_maps_share_a_scale_from_0_to_1(visit):
     """A weight of 1/3 has a lighter colour than a weight of 1, whatever the largest weight of its head is."""
     tab = visit("plain")
     uniform, sharp, away = shade(tab, 0, 0), shade(tab, 0, 1), shade(tab, 0, 1, 0, 1)
-    assert sharp == 0 + 64 + 160  # #0040a0, the darkest colour of the scale
-    assert away == 242 + 245 + 251  # the lightest colour of the scale
+    assert sharp == 0 + 64 + 160  # the darkest colour of the scale is #0040a0
+    assert away == 242 + 245 + 251  # the lightest colour of the scale is #f2f5fb
     assert sharp + 100 < uniform < away - 100
     assert tab.locator(".small-scale .ends span").all_inner_texts() == ["0", "0.25", "1"]
     tab.page.click('[data-choice="shared-0"] [data-value="own"]')

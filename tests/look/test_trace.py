@@ -1,4 +1,4 @@
-"""Tests of records, labels and traces that are built from given weights."""
+"""Tests of attention records, token labels and traces (lists of records) that are built from given weights."""
 
 import io
 import math
@@ -243,7 +243,8 @@ def test_rollout_refuses_several_stacks_and_cross_attention(names, of, named):
     [(TRANSFORMER, "encoder.*"), (TRANSFORMER, "decoder.layers.*.self_attn"), (TOWERS, "towers.1.*")],
 )
 def test_rollout_of_one_stack_among_several(names, of):
-    """The matrix of each layer is half the identity and half the swap of two positions, so the rollout has only 0.5."""
+    """The matrix of each layer is half the identity and half the swap of two positions, so every entry of the rollout,
+    the product of the layers, is 0.5."""
     weights = {name: torch.eye(2)[None].flip(-1) if fnmatch(name, of) else torch.eye(2)[None] for name in names}
     torch.testing.assert_close(Trace.from_weights(weights).rollout(of=of), torch.full((2, 2), 0.5))
 
@@ -332,7 +333,7 @@ def test_a_png_has_a_cell_for_each_weight_in_its_colour_and_its_value(tmp_path):
     """For weights 1 and 0, the left cell and the right end of the colour bar are dark blue, the right cell is light."""
     trace = Trace.from_weights({"x": torch.tensor([[[1.0, 0.0]]])}, rows=["r"], columns=["a", "b"])
     pixels = drawn_pixels(trace.png(tmp_path / "a.png"))
-    # Top edge of the colour bar, which begins 48 pixels from the left and is 320 pixels wide.
+    # The row of pixels at the top of the colour bar, which begins 48 pixels from the left and is 320 pixels wide.
     bar = len(pixels) - 2 * (24 + 24)
     assert tuple(pixels[bar + 8, 48 + 319]) == (0, 64, 160)
     assert tuple(pixels[bar + 8, 48]) == (242, 245, 251)
@@ -343,7 +344,7 @@ def test_a_png_has_a_cell_for_each_weight_in_its_colour_and_its_value(tmp_path):
     cell = pixels[top : bottom + 1, left : right + 1]
     written = (cell != (0, 64, 160)).any(-1)
     assert 0.005 < written.mean() < 0.2  # a few pixels of the cell belong to the text "1.00"
-    assert (cell[written].sum(-1) > 224).all()  # these pixels are lighter than the blue of the cell
+    assert (cell[written].sum(-1) > 224).all()  # the text's pixels are lighter than the blue of the cell
     [(pale, *_)] = blocks(pixels[top : bottom + 1], (242, 245, 251))
     assert pale > right  # the cell of weight 0 is to the right and has no text
     beside = pixels[top : bottom + 1, right + 4 : right + 124]
@@ -355,7 +356,7 @@ def test_a_png_of_the_mean_is_the_mean(tmp_path):
     trace = Trace.from_weights({"x": torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])}, rows=["r"], columns=["a", "b"])
     pixels = drawn_pixels(trace.png(tmp_path / "a.png", head="mean"))
     [(left, _, right, _)] = blocks(pixels[:-96], (0, 64, 160))
-    assert 240 <= right - left + 1 <= 256  # both cells have the darkest colour
+    assert 240 <= right - left + 1 <= 256  # both cells of the picture have the darkest colour
 
 
 def test_long_names_of_a_png_are_not_cut_off_at_its_edges(tmp_path):
@@ -376,7 +377,8 @@ def test_a_page_is_written_shown_and_framed(tmp_path, monkeypatch):
     text = trace.html(tmp_path / "a.html").read_text()
     assert text.startswith("<!doctype html>")
     frame = trace._repr_html_().partition("</iframe>")[0]
-    assert frame.count('"') == 8  # the iframe has four quoted attributes; quotation marks inside the page are escaped
+    # The iframe has four attributes in quotation marks; quotation marks inside the embedded page are escaped.
+    assert frame.count('"') == 8
     trace.show()
     [address] = opened
     assert address.startswith("file://")

@@ -209,7 +209,7 @@ def test_a_softmax_that_weighs_nothing_is_no_attention():
 
 
 class Twice(nn.Module):
-    """A model that calls one attention layer twice, and then a second layer."""
+    """A model that calls one attention layer twice, and then another attention layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -275,7 +275,7 @@ def test_what_only_just_does_not_fit_the_limit_is_kept_in_fewer_bits():
 def test_only_queries_and_keys_are_kept():
     query, key, value = torch.randn(3, 1, 4, 256, 8)
     [record] = seen(F.scaled_dot_product_attention, query.clone(), key.clone(), value.clone())
-    # For its check, the record stores the values and four rows of the output of each head.
+    # To check its weights, the record also stores the values and four rows of the output of each head.
     beside = value.nbytes + 4 * 4 * 8 * 4
     assert record.nbytes == query.nbytes + key.nbytes + beside < record.heads * 256 * 256 * 4
 
@@ -297,7 +297,7 @@ def test_views_of_a_cache_are_copied_and_rows_are_kept_as_they_were():
     [record] = seen(lambda q: step(q[:, :, :1], cache[:, :, :6]), query)
     same(record, before)
     assert record.kind == "rows"
-    # One row of 6 weights per head, and for its check the computed and the recorded output, D numbers each.
+    # Stored for each head: a row of 6 weights, and, to check it, the computed and the recorded output of D numbers.
     assert record.nbytes == H * (6 + 2 * D) * 4
 
 

@@ -146,7 +146,7 @@ def test_queries_that_are_their_own_keys_are_kept_once():
     x = torch.randn(1, 2, 5, 4)
     found = shorter(Exact(x), Exact(x), 1.0)
     assert found.query is found.key
-    # Keys in a storage of their own are encoded separately from the queries.
+    # Keys that share no tensor storage with the queries are encoded separately from the queries.
     assert shorter(Exact(x), Exact(x.transpose(1, 2).contiguous().transpose(1, 2)[..., :4]), 1.0) is not None
     assert shorter(Exact(x), Exact(x.flip(-1).flip(-1)), None).key is not found.key
 

@@ -29,7 +29,7 @@ def linear(layer, vector):
 
 
 def additive_by_hand(classifier, query, keys, values, real):
-    """Return weights and context for one query vector and one memory, as lists of numbers."""
+    """Return attention weights and context for one query vector and one sequence of keys and values, as lists."""
     layer = classifier.attention
     asked, weight = linear(layer.query, query), layer.score.weight.tolist()
     scores = [oracles.additive(asked, linear(layer.key, key), weight) for key in keys[:real]]
@@ -142,7 +142,8 @@ def test_the_gradient_is_right():
 
 
 def sentences(words, count):
-    """Return memories of seven words, the class of each memory, and the position of the word that determines it."""
+    """Return encoded sentences of seven words (`Memory`), the class of each, and the position of the word that
+    decides."""
     kinds, places = torch.arange(count) % CLASSES, torch.randint(KEYS, (count,))
     index = torch.randint(3, (count, KEYS))
     index[torch.arange(count), places] = 3 + kinds
@@ -175,7 +176,8 @@ def test_attention_finds_the_word_that_matters():
     memory, kinds, places = sentences(words, 101)
     found = classifier(memory, weights=full())
     assert torch.equal(found.logits.argmax(-1), kinds)
-    # One of three classes can be recognised without attending to its word: the words of the two others are absent.
+    # A classifier can recognise one of three classes without attending to its word, because the words of the two other
+    # classes are absent.
     pointed = (found.weights[:, 0].argmax(-1) == places).float().mean()
     assert pointed > 0.6
 

@@ -56,7 +56,7 @@ def test_forward_and_loss_have_no_graph_break():
 
 @pytest.mark.filterwarnings(
     "ignore:.*should not be instantiated:DeprecationWarning"
-)  # a warning from torch's own compiler
+)  # the filtered warning comes from torch's own compiler
 @pytest.mark.parametrize("positions", ["relative", "rotary", "alibi"])
 def test_no_graph_break_with_other_positions(positions):
     model = pair(positions=positions, dropout=0.1).train()

@@ -1,4 +1,4 @@
-"""Controllers: the attention of the ego vehicle to all objects compared with loops; actions and weights."""
+"""Driving controllers: the attention of the ego vehicle to all objects compared with loops; actions and weights."""
 
 import math
 import sys
@@ -57,7 +57,8 @@ def test_it_is_ego_attention_as_in_the_paper():
         torch.testing.assert_close(found.weights[row, 0], mean)
         mixed = query + torch.cat(read)
         centred = mixed - mixed.mean()
-        normed = centred / math.sqrt(float(centred.square().mean()) + 1e-5)  # a layer norm with scale 1 and shift 0
+        # As by a layer norm with scale 1 and shift 0.
+        normed = centred / math.sqrt(float(centred.square().mean()) + 1e-5)
         hidden = (controller.hidden.weight @ normed + controller.hidden.bias).clamp(min=0)
         torch.testing.assert_close(found.logits[row], controller.actions.weight @ hidden + controller.actions.bias)
         steering = torch.tanh(controller.controls.weight @ hidden + controller.controls.bias)
@@ -102,7 +103,7 @@ def test_a_top_stays_by_head_and_nothing_to_see_is_finite():
 
 
 def scenes(count):
-    """Return scenes, actions (1, brake, if the object in the lane of the ego vehicle is near), and these lanes."""
+    """Return scenes, actions (1, brake, if the object in the ego vehicle's lane is near), and ego vehicles' lanes."""
     lanes = torch.arange(3.0).repeat(count, 1)
     ego = torch.randint(3, (count, 1)).float()
     near = torch.rand(count, 3)
@@ -161,7 +162,7 @@ def test_errors_say_what_was_expected():
         Controller(SIZE)
 
 
-# This code runs in a separate process, because the shape checks of these tests cannot be compiled.
+# This code runs in a separate process, because torch.compile cannot trace the run-time shape checks of the tests.
 COMPILED = """
 import torch
 from regard.models.classifier import Classifier

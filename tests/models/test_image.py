@@ -15,7 +15,7 @@ LITE0_STRIDES = {1: 2, 2: 4, 3: 8, 4: 16, 5: 16, 6: 32, 7: 32, 8: 32}
 
 
 class Patches(torch.nn.Module):
-    """A predictable backbone: each cell is the mean colour of a 2 × 2 patch."""
+    """A backbone with known features: each cell of its feature map is the mean colour of a 2 × 2 patch."""
 
     channels, stride = 3, 2
 

@@ -1,4 +1,4 @@
-"""Memories whose keys or values include word embeddings, for recurrent and Transformer encoders and decoders."""
+"""Encoder outputs (`Memory`) whose keys or values include word embeddings, in recurrent and Transformer models."""
 
 import pytest
 import torch
@@ -47,7 +47,8 @@ def test_a_memory_of_words_by_hand():
     states, words = torch.full((1, 2, 1), 3.0), torch.tensor([[[1.0], [5.0]]])
     memory = Memory(states, states, torch.tensor([[True, False]]), torch.zeros(1, 1))
     found = with_words(memory, words, keys="both", values="words")
-    assert found.keys.flatten().tolist() == [4.0, 3.0]  # the second position is padding, without a word
+    # The second position is padding, to which no word embedding is added.
+    assert found.keys.flatten().tolist() == [4.0, 3.0]
     assert found.values.flatten().tolist() == [1.0, 0.0]
     same = with_words(memory, words, keys="words", values="words")
     assert same.keys is same.values
@@ -67,7 +68,7 @@ def test_states_are_as_they_were(make):
     assert before.keys is before.values
     assert torch.equal(before.keys, after.keys)
     assert torch.equal(before.summary, after.summary)
-    assert "words.weight" not in plain.state_dict()  # checkpoints of earlier versions have none
+    assert "words.weight" not in plain.state_dict()  # checkpoints of earlier versions have no parameter `words.weight`
 
 
 def test_words_know_nothing_of_their_neighbours(make):
@@ -87,7 +88,7 @@ def test_words_know_nothing_of_their_neighbours(make):
 
 
 def make_states(encoder: RecurrentEncoder | TransformerEncoder, source: Tensor) -> Tensor:
-    """Return the hidden states of an encoder, also if its memory holds word embeddings in place of the states."""
+    """Return the hidden states of an encoder, also if its output holds word embeddings in place of the states."""
     plain = recurrent() if isinstance(encoder, RecurrentEncoder) else transformer()
     plain.load_state_dict({name: part for name, part in encoder.state_dict().items() if name != "words.weight"})
     return plain(source, LENGTHS).keys

@@ -1,4 +1,5 @@
-"""Span pointers: attention compared with loops, the best span with exhaustive search; padding, empty passages."""
+"""Span pointers: attention compared with loops, the best span compared with exhaustive search; padding, empty
+passages."""
 
 import math
 
@@ -43,7 +44,8 @@ def test_each_passage_word_sees_its_own_question():
 
 
 def test_words_are_aligned_by_the_keys_of_their_memories():
-    """Before training, a passage word attends to the question word with the same key, whatever the values are."""
+    """Before training, a passage word attends to the question word whose key equals its own, whatever the values
+    are."""
     torch.manual_seed(1)
     pointer = SpanPointer(PASSAGE, key_size=29, size=29)
     words = 0.3 * torch.randn(ASKED, 29)
@@ -174,7 +176,8 @@ def exhaustive(start, end, longest):
 @given(
     st.integers(1, 13).flatmap(
         lambda n: st.tuples(
-            *[st.lists(st.integers(-3, 3), min_size=n, max_size=n)] * 2,  # few distinct numbers, so that there are ties
+            # The logits have few distinct numbers, so that there are ties.
+            *[st.lists(st.integers(-3, 3), min_size=n, max_size=n)] * 2,
             st.integers(1, 15),
         )
     )

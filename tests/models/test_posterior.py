@@ -1,4 +1,5 @@
-"""The posterior of the source position of a known word: Bayes' rule, computed by hand and from single positions."""
+"""The posterior of the source position of a known word: Bayes' rule, against values by hand and against likelihoods
+computed one source position at a time."""
 
 import pytest
 import torch
@@ -49,7 +50,7 @@ def memory_of(*, same: bool = True) -> Memory:
 @pytest.mark.parametrize("same", [True, False], ids=["states", "words"])
 @pytest.mark.parametrize("kind", DECODERS)
 def test_each_position_is_read_alone(kind, same, monkeypatch):
-    # So few logits are in memory at a time that a part of them ends within a row.
+    # This limit on the logits computed at a time is so low that a block of them ends in the middle of a sequence.
     monkeypatch.setattr("regard.models.posterior.LOGITS", 11 * VOCABULARY)
     decoder, memory, prefix, target = DECODERS[kind](), memory_of(same=same), tokens(B, T), tokens(B, T)
     found = log_likelihood(decoder, memory, prefix, target)

@@ -151,7 +151,7 @@ def test_one_direction_and_wrong_lengths(as_installed):
         encoder(tokens(2, 3), torch.tensor([2]))
 
 
-# Tests of the decoder: one pass over a prefix equals single steps.
+# Tests of the decoder: one forward pass over a whole prefix equals decoding it step by step.
 
 
 @pytest.mark.slow
@@ -235,11 +235,12 @@ def test_without_attention_only_the_summary_is_seen():
     assert not torch.equal(decoder(memory, prefix).states, decoder(third, prefix).states)
 
 
-# Tests of the hand-written loop against a simple loop.
+# Tests of the library's optimised decoder loop against a simple loop.
 
 
 class Loop(nn.Module):
-    """A reference for a decoder in both orders, with its parameters: a loop over torch's GRU cell and tanh scores."""
+    """A reference with a decoder's parameters: a loop over torch's GRU cell and tanh scores, which attends before or
+    after the GRU step."""
 
     def __init__(self, decoder: RecurrentDecoder) -> None:
         super().__init__()
@@ -277,7 +278,8 @@ class Loop(nn.Module):
 
 
 def gradients(module: nn.Module, memory: Memory, prefix: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Return states and weights, and gradients of a loss of both with respect to memory and parameters."""
+    """Return decoder states and attention weights, and gradients of a loss of these by encoder outputs and
+    parameters."""
     values, summary = (tensor.detach().clone().requires_grad_() for tensor in (memory.values, memory.summary))
     memory = Memory(values, values, memory.mask, summary)
     if isinstance(module, Loop):
@@ -365,8 +367,8 @@ def test_the_compiled_scores_are_those_of_tanh(as_installed):
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("features", [32, 19])
 def test_the_compiled_loop_is_the_loop(features, precision, monkeypatch, as_installed):
-    """The compiled loop, here also used for small calls, agrees with the plain loop in float64: with and without
-    blocks of 16 features, and in bfloat16 by autocast."""
+    """The compiled decoder loop, here also used for small calls, agrees with a simple Python loop in float64: with and
+    without blocks of 16 features, and in bfloat16 by autocast."""
     for module in (bahdanau_cpu, gru, query_scores):
         monkeypatch.setattr(module, "_WORTH", 0)
     decoder = RecurrentDecoder(VOCABULARY, D, memory_size=M, attention=Attention(D, M, hidden_size=features))
@@ -394,14 +396,16 @@ def test_the_kernels_are_the_loop(masked, monkeypatch):
     from regard.kernels.triton import few_row_products
 
     torch.manual_seed(0)
-    monkeypatch.setattr(few_row_products, "_SHARE", 16)  # so small that sums are split into several parts
+    # The limit is so small that the kernel splits its sums into several parts.
+    monkeypatch.setattr(few_row_products, "_SHARE", 16)
     t, b, k, f, d = 3, 2, 5, 37, 21
     shapes = [(t, b, 3 * d), (b, k, f), (f,), (b, k, 3 * d), (b, d), (3 * d + f, d), (3 * d + f,)]
     given = [torch.randn(shape) / 2 for shape in shapes]
     upstream = torch.randn(t, b, d), torch.randn(t, b, k)
     mask = torch.tensor([[1, 1, 1, 0, 0], [0, 0, 0, 0, 0]]).bool() if masked else None
     found = []
-    for dtype in (torch.float32, torch.float64):  # in float64 the loop runs without the kernel
+    # In float64 the decoder's loop runs in torch operations, without the Triton kernel.
+    for dtype in (torch.float32, torch.float64):
         leaves = [x.detach().to(dtype).clone().requires_grad_() for x in given]
         out = unrolled(Given(*leaves, mask))
         sum((x * y).sum() for x, y in zip(out, upstream, strict=True)).backward()
@@ -523,7 +527,7 @@ print("equal")
 @pytest.mark.process
 @pytest.mark.slow
 def test_a_compiler_changes_nothing():
-    """The code runs in a separate process, because the type checks of these tests cannot be compiled.
+    """This code runs in a separate process, because torch.compile cannot trace the run-time type checks of the tests.
 
     Dynamo does not compile torch's recurrent networks, only the code around them.
     """

@@ -1,4 +1,4 @@
-"""The library's hand-written GRU loops over a source, on the CPU and as a CUDA graph, compared with torch's GRU."""
+"""The library's own loops of the encoder's GRU, on the CPU and as a CUDA graph, compared with torch's GRU."""
 
 import copy
 from typing import Any
@@ -119,12 +119,14 @@ def test_the_kernels_are_the_loop_in_the_interpreter(masked: bool, monkeypatch: 
     from regard.kernels.triton import few_row_products
 
     torch.manual_seed(0)
-    monkeypatch.setattr(few_row_products, "_SHARE", 16)  # so small that sums are split into several parts
+    # The limit is so small that the kernel splits its sums into several parts.
+    monkeypatch.setattr(few_row_products, "_SHARE", 16)
     network = nn.GRU(4, 21, batch_first=True, bidirectional=True)
     inputs = torch.randn(3, 5, 4)
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]]).bool() if masked else None
     found = []
-    for dtype in (torch.float32, torch.float64):  # in float64 the loop runs without the kernel
+    # In float64 the GRU's loop runs in torch operations, without the Triton kernel.
+    for dtype in (torch.float32, torch.float64):
         network.to(dtype).zero_grad()
         x = inputs.clone().to(dtype).requires_grad_()
         states = read_cuda(network, x, mask)

@@ -50,6 +50,6 @@ def test_attention_reverses_what_its_twin_cannot():
         )
     assert right > 0.9
     assert other < 0.5
-    # The most attended source position is (up to one) that of the generated word.
+    # The source position with the largest weight is at most one position away from the source of the generated word.
     looked = decoded.weights.argmax(-1)
     assert float(((looked - torch.arange(LENGTH - 1, -1, -1)).abs() <= 1).double().mean()) > 0.8

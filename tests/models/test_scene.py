@@ -17,7 +17,8 @@ PRESENT = torch.tensor([[True] * 7, [True, True, False, True, False, False, True
 def test_objects_in_another_order_give_the_same_memory_in_that_order(layers, summary):
     encoder = SceneEncoder(FEATURES, SIZE, layers=layers, summary=summary).double()
     objects = torch.randn(BATCH, OBJECTS, FEATURES, dtype=torch.float64)
-    order = torch.cat([torch.zeros(1, dtype=torch.long), 1 + torch.randperm(OBJECTS - 1)])  # index 0: the ego vehicle
+    # Object 0 of a scene is the ego vehicle.
+    order = torch.cat([torch.zeros(1, dtype=torch.long), 1 + torch.randperm(OBJECTS - 1)])
     assert not torch.equal(order, torch.arange(OBJECTS))
     memory, moved = encoder(objects, PRESENT), encoder(objects[:, order], PRESENT[:, order])
     torch.testing.assert_close(moved.values, memory.values[:, order])

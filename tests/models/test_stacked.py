@@ -36,7 +36,8 @@ def by_hand(stacked: StackedClassifier, values: Tensor, query: Tensor) -> tuple[
             for index, (ask, hop) in enumerate(zip(stacked.queries, stacked.hops, strict=True)):
                 known = known + read
                 asked = hop.query.weight @ (ask[2].weight @ (ask[0].weight @ known + ask[0].bias).relu() + ask[2].bias)
-                scores = (values[row] @ hop.key.weight.T) @ asked / 2.0  # √4, for keys of size 4
+                # Scaled dot products are divided by √4, for keys of size 4.
+                scores = (values[row] @ hop.key.weight.T) @ asked / 2.0
                 weights[index][row, number] = scores.softmax(0)
                 read = scores.softmax(0) @ values[row]
                 count = (scores - 2).sigmoid().sum()

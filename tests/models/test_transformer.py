@@ -68,7 +68,8 @@ def test_the_weights_of_every_layer_are_there():
     found = encoder.read(source, lengths, weights=full())
     assert [tuple(w.shape) for w in found.weights] == [(BATCH, HEADS, SOURCE, SOURCE)] * 3
     torch.testing.assert_close(found.weights[2].sum(-1), torch.ones(BATCH, HEADS, SOURCE))
-    assert found.weights[1][1, :, :, 3:].count_nonzero() == 0  # padding of the second source gets no weight
+    # The padding of the second source sequence gets no attention weight.
+    assert found.weights[1][1, :, :, 3:].count_nonzero() == 0
     assert encoder.read(source, lengths).weights is None
 
 
@@ -300,6 +301,6 @@ def test_inner_dropout_falls_inside_the_parts_alone():
         first = encoder(source).values
         assert (not torch.equal(first, encoder(source).values)) == random
     torch.manual_seed(6)
-    # `inner_dropout` does not apply to embeddings, which are the same in training and evaluation.
+    # `inner_dropout` does not apply to embeddings, so the encoder's input is the same in training and evaluation.
     encoder = TransformerEncoder(11, 8, layers=1, heads=2, dropout=0.0, inner_dropout=0.6)
     assert torch.equal(encoder.train().input(source), encoder.eval().input(source))

@@ -72,7 +72,8 @@ def test_the_gaze_stays_inside_the_image():
 
 
 def test_the_loss_is_its_three_parts_worked_by_hand():
-    logits = torch.tensor([[2.0, 0.0], [2.0, 0.0]])  # the first answer is right, the second wrong
+    # Class 0 is predicted for both images; the target is 0 for the first and 1 for the second.
+    logits = torch.tensor([[2.0, 0.0], [2.0, 0.0]])
     log_prob, baseline = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]]), torch.tensor([[0.5, 0.25], [0.5, 0.75]])
     loss = looked_loss(
         Looked(logits, torch.zeros(2, 3, 2), log_prob, baseline),
@@ -90,7 +91,8 @@ def test_the_loss_is_its_three_parts_worked_by_hand():
 
 
 def test_what_learns_from_what():
-    """The reward trains only the location network, the baseline's error only the baseline, cross-entropy the rest."""
+    """The reward trains only the location network, the baseline's error only the baseline, and cross-entropy all other
+    modules."""
     model = small()
     loss = looked_loss(model(torch.rand(4, 2, 13, 17)), torch.tensor([0, 1, 2, 3]))
 
@@ -107,7 +109,8 @@ def test_what_learns_from_what():
 
 
 def test_the_gradient_of_the_reward_is_the_one_of_reinforce():
-    """For a bias μ and a sampled location l, the gradient −(R − b) (l − μ) / σ² · dμ is known in closed form."""
+    """If the location network has only a bias μ, the REINFORCE gradient of a location l with reward R and baseline b is
+    −(R − b) (l − μ) / σ²."""
     model = small(steps=2, deviation=0.1).double()
     with torch.no_grad():
         model.location.weight.zero_()
@@ -162,7 +165,7 @@ def test_the_gaze_learns_to_follow_a_cue(reinforce_weight, steps):
     if reinforce_weight:
         assert accuracy > 0.95
         assert followed > 0.95
-    else:  # without a reward nothing trains the glimpse locations
+    else:  # without the reward's loss nothing trains the glimpse locations
         assert accuracy < 0.85
 
 
@@ -194,7 +197,7 @@ def test_state_dict_round_trip_and_autocast():
     torch.testing.assert_close(low.logits.float(), second(images).logits, atol=0.05, rtol=0.05)
 
 
-# This code runs in a separate process, because the shape checks of these tests cannot be compiled.
+# This code runs in a separate process, because torch.compile cannot trace the run-time shape checks of the tests.
 COMPILED = """
 import torch
 from regard.models.vision.visual_attention import RecurrentVisualAttention
@@ -237,7 +240,8 @@ def test_a_saccade_moves_from_the_place_by_what_the_patches_show():
     looked = model(torch.rand(3, 2, 13, 17, dtype=torch.float64))
     step = torch.tensor([0.5, -0.7], dtype=torch.float64).tanh()
     torch.testing.assert_close(looked.locations[:, 1], step.expand(3, 2))
-    torch.testing.assert_close(looked.locations[:, 2], (2 * step).clamp(-1, 1).expand(3, 2))  # stays inside the image
+    # Locations are clamped to the image, from −1 to 1.
+    torch.testing.assert_close(looked.locations[:, 2], (2 * step).clamp(-1, 1).expand(3, 2))
 
 
 def test_the_gaze_can_come_back_from_an_edge():
@@ -245,7 +249,7 @@ def test_the_gaze_can_come_back_from_an_edge():
     model = small(saccade=5, deviation=0.1)
     with torch.no_grad():
         model.location.weight.zero_()
-        model.location.bias.fill_(1.5)  # the second move would end at 1.8
+        model.location.bias.fill_(1.5)  # the second move would end at 1.8, outside of the image
     looked = model(torch.rand(4, 2, 13, 17))
     [grad] = torch.autograd.grad(looked.log_prob[:, 1].sum(), [model.location.bias])
     assert looked.locations[:, 2].min() > 0.5
@@ -279,7 +283,7 @@ def test_the_stepwise_loss_is_worked_by_hand(reward):
     advantages = [
         [gain - base for gain, base in zip(*pair, strict=True)] for pair in zip(returns, baseline.tolist(), strict=True)
     ]
-    # From each advantage, the advantage of the other sample is subtracted.
+    # From the advantage of each of the two samples, the other sample's advantage is subtracted.
     differences = [a - b for a, b in zip(*advantages, strict=True)]
     reinforce = -sum(d * (p - q) for d, p, q in zip(differences, *log_prob.tolist(), strict=True)) / 2
     mistake = (

@@ -187,8 +187,8 @@ def test_hard_attention_samples_in_training_and_decides_after() -> None:
 
 
 def test_all_queries_of_a_sequence_read_the_expected_value_or_none_does() -> None:
-    """The state stores, for each sequence, whether its queries return the expected value; `expected` is the fraction
-    of sequences that do."""
+    """With `expected=0.3`, three tenths of the sequences return the expected value for all their queries; the layer
+    returns this choice as its state."""
     layer = Attention(5, 7, normalize=Hard("reinforce", expected=0.3))
     query, projected = torch.randn(300, 2, 5), layer.project(torch.randn(300, 11, 7))
     first, state = layer.attend(query, projected, generator=torch.Generator().manual_seed(1))

@@ -1,4 +1,5 @@
-"""KeyValueCache: single steps equal the whole pass; beams, capacity, errors, encoder memories and fixed shapes."""
+"""KeyValueCache: single steps equal the whole pass; beams, capacity, errors, cached encoder outputs and fixed
+shapes."""
 
 import copy
 import sys
@@ -223,7 +224,7 @@ def test_an_error_leaves_the_cache_as_it_was(
     assert after[0] == before[0]
     assert torch.equal(after[1], before[1])
     assert torch.equal(after[2], before[2])
-    cache.update(torch.randn(2, 3, 2, 4), torch.randn(2, 3, 2, 5))  # after an error, the cache still works
+    cache.update(torch.randn(2, 3, 2, 4), torch.randn(2, 3, 2, 5))  # after this error, the cache still works
     assert cache.length == 7
 
 
@@ -274,7 +275,8 @@ def test_lengths_of_whole_sequences_serve_at_every_step(static: bool) -> None:
 @pytest.mark.parametrize("kind", SHIFTED)
 @torch.no_grad()
 def test_an_offset_beside_a_cache_is_refused(kind: str, static: bool) -> None:
-    """The layer shifts the mask by the cache's length itself; shifted twice, it would allow later positions."""
+    """The layer shifts a mask by the number of cached keys; a mask that the caller has shifted too would allow later
+    positions."""
     layer, x = layer_of(), rand(2, 9, 10)
     cache = KeyValueCache(9, static)
     layer(x[:, :3], mask=causal(offset=0), cache=cache)
@@ -326,7 +328,7 @@ def test_reset_forgets() -> None:
         assert cache.length == 7
 
 
-# Tests of a cache that holds an encoder's memory.
+# Tests of a cache of the projected keys and values of an encoder's output (cross-attention).
 
 
 @torch.no_grad()
@@ -344,11 +346,11 @@ def test_an_encoders_memory_is_projected_once(monkeypatch: pytest.MonkeyPatch) -
     cache = KeyValueCache()
     found = torch.cat([layer(x[:, t : t + 1], memory, cache=cache).output for t in range(6)], 1)
     assert_close(found, whole, rtol=0, atol=1e-12)
-    # The keys and values of the memory are projected by one product, at the first step only.
+    # The keys and values of the encoder's output are projected by one matrix product, at the first step only.
     assert lengths.count(11) == 1
-    # Each of the six steps has one product for the query and one for the output.
+    # Each of the six steps has one matrix product for the query projection and one for the output projection.
     assert lengths.count(1) == 12
-    # Without a memory as argument, the layer uses the cached projections of the memory.
+    # Without the encoder's output as argument, the layer uses its cached keys and values.
     assert_close(layer(x, cache=cache).output, whole, rtol=0, atol=1e-12)
 
 
@@ -459,9 +461,10 @@ for positions in (None, Rotary(4), Alibi(3), RelativePositions(4, 2)):
 @pytest.mark.process
 @pytest.mark.slow
 def test_a_compiled_step_is_compiled_once() -> None:
-    """With fixed shapes and a length on the device, all steps use one graph, and storage is never reallocated.
+    """With a cache of fixed shapes, whose length is a tensor, all decoding steps use one compiled graph and one
+    storage.
 
-    Runs in a separate process, because the shape checks of these tests cannot be compiled.
+    Runs in a separate process, because torch.compile cannot trace the run-time shape checks of the tests.
     """
     done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr

@@ -89,7 +89,7 @@ LAYERS = {
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_padded_image_gives_what_the_image_gives(name):
-    layer, x = LAYERS[name](), image() - 5  # all are negative, so a zero in the padding would be the maximum
+    layer, x = LAYERS[name](), image() - 5  # all inputs are negative, so a zero in the padding would be the maximum
     alone = layer.gates(x)
     larger = torch.full((BATCH, CHANNELS, HEIGHT + 2, WIDTH + 4), torch.nan, dtype=torch.float64)
     larger[..., :HEIGHT, :WIDTH] = x
@@ -100,7 +100,7 @@ def test_a_padded_image_gives_what_the_image_gives(name):
     assert not padded[..., HEIGHT:, :].any()
     assert not padded[..., WIDTH:].any()
     torch.testing.assert_close(gates if gates.ndim == 2 else gates[:, :HEIGHT, :WIDTH], alone)
-    torch.testing.assert_close(gates.sum(), alone.sum())  # the gates of padding are 0
+    torch.testing.assert_close(gates.sum(), alone.sum())  # the gates of padded positions are 0
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -165,7 +165,7 @@ for layer, *inputs in layers:
 @pytest.mark.process
 @pytest.mark.slow
 def test_the_layers_of_vision_compile_whole():
-    """Runs in a separate process, because the shape checks of these tests cannot be compiled."""
+    """Runs in a separate process, because torch.compile cannot trace the run-time shape checks of the tests."""
     done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr
 

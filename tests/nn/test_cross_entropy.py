@@ -162,7 +162,7 @@ def test_under_autocast_products_are_narrow_and_gradients_have_their_leaves_dtyp
     with torch.autocast("cpu", torch.bfloat16):
         found = linear_cross_entropy(states, weight, target, bias=bias, ignore=IGNORE).loss
     assert found.dtype == torch.float32
-    # The two losses differ, which shows that the products used bfloat16.
+    # The loss under autocast differs from the float32 loss, which shows that the products used bfloat16.
     assert found != exact
     torch.testing.assert_close(found, exact, rtol=2e-2, atol=0)
     found.backward()

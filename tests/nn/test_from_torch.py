@@ -47,7 +47,7 @@ MASKS = [
 
 def theirs_of(sizes: dict[str, int], bias: bool, batch_first: bool, **more: Any) -> nn.MultiheadAttention:
     layer = nn.MultiheadAttention(SIZE, HEADS, bias=bias, batch_first=batch_first, **sizes, **more)
-    with torch.no_grad():  # random biases, because biases of 0 would hide errors
+    with torch.no_grad():  # biases are set to random numbers, because biases of 0 would hide errors
         for name, parameter in layer.named_parameters():
             if "bias" in name:
                 parameter.normal_()
@@ -69,7 +69,8 @@ def turned(layer: nn.MultiheadAttention, tensors: tuple[Tensor, ...]) -> tuple[T
 @pytest.mark.slow
 @pytest.mark.parametrize(("pair_mask", "key_mask"), MASKS)
 def test_the_same_outputs_and_weights(pair_mask: str, key_mask: str) -> None:
-    """Every size, with and without biases, in both layouts (batch first or length first), for one kind of mask."""
+    """Outputs equal torch's for every size, with and without biases, for batch-first and length-first inputs, with one
+    kind of mask."""
     attn_mask, padding = PAIR_MASKS[pair_mask], KEY_MASKS[key_mask]
     worst = 0.0
     for sizes, bias, batch_first in OPTIONS:
@@ -135,7 +136,8 @@ def test_back_to_torch_every_number_is_the_same(sizes: dict[str, int], bias: boo
 
 @pytest.mark.parametrize(("sizes", "bias", "batch_first"), OPTIONS)
 def test_a_checkpoint_of_torch_loads(sizes: dict[str, int], bias: bool, batch_first: bool) -> None:
-    """A checkpoint also loads as a part of a larger model that was copied; the given state dict is not changed."""
+    """A checkpoint of torch also loads if the layer is part of a larger, deep-copied model; loading does not change the
+    state dict."""
     theirs = theirs_of(sizes, bias, batch_first)
     key_size, value_size = sizes.get("kdim", SIZE), sizes.get("vdim", SIZE)
     ours = MultiHeadAttention(SIZE, HEADS, key_size=key_size, value_size=value_size, bias=bias)
@@ -170,7 +172,8 @@ def test_a_layer_made_here_goes_to_torch() -> None:
     assert_close(theirs(query, memory, memory)[0], ours(query, memory).output, rtol=0, atol=2e-6)
     with torch.no_grad():
         theirs.out_proj.weight.zero_()
-    assert ours.output.weight.abs().sum() > 0  # `to_torch` copies the weights
+    # Changing torch's layer does not change ours, because `to_torch` copies the weights.
+    assert ours.output.weight.abs().sum() > 0
 
 
 @pytest.mark.parametrize(
@@ -227,7 +230,8 @@ def test_layers_torch_does_not_have_stay_here(arguments: dict[str, Any], message
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_what_is_frozen_stays_frozen(sizes: dict[str, int]) -> None:
-    """Frozen parameters stay frozen; a weight of keys and values together is trained if either of them was trained."""
+    """Frozen parameters stay frozen; a weight that joins torch's key and value weights is trained if torch's key or
+    value weight was."""
     theirs = theirs_of(sizes, True, True).requires_grad_(False)
     assert not [name for name, p in MultiHeadAttention.from_torch(theirs).named_parameters() if p.requires_grad]
     theirs.out_proj.bias.requires_grad_()

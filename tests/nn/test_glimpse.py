@@ -29,7 +29,7 @@ def between(image: list[list[float]], y: float, x: float) -> float:
 def by_hand(image: list[list[float]], x: float, y: float, size: int, scale: int, factor: int) -> list[list[float]]:
     """Return the patch at scale s, whose pixels are each the mean of factorˢ × factorˢ interpolated points."""
     height, width, fine = len(image), len(image[0]), factor**scale
-    left = (x + 1) / 2 * width - size * fine / 2  # the centre of pixel p is at p + ½
+    left = (x + 1) / 2 * width - size * fine / 2  # in these coordinates, the centre of pixel p is at p + ½
     upper = (y + 1) / 2 * height - size * fine / 2
     patch = []
     for i in range(size):

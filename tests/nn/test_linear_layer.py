@@ -148,7 +148,7 @@ def test_a_memory_without_a_real_place_reads_nothing():
 def test_with_many_features_it_comes_near_softmax_attention():
     features = PerformerFeatures.draw(HEAD, 20_000, generator=torch.Generator().manual_seed(3))
     exact, (x, _) = MultiHeadAttention(SIZE, HEADS).double(), inputs()
-    x = x / 2  # the features' variance grows exponentially with |x|²
+    x = x / 2  # inputs are halved, because the variance of Performer features grows exponentially with |x|²
     layer = a_layer(features=features)
     missing = layer.load_state_dict(exact.state_dict(), strict=False)
     assert missing.missing_keys == ["directions"]
@@ -236,7 +236,7 @@ torch.testing.assert_close(found, plain)
 @pytest.mark.process
 @pytest.mark.slow
 def test_it_compiles_whole():
-    """Runs in a separate process, because the shape checks of these tests cannot be compiled."""
+    """Runs in a separate process, because torch.compile cannot trace the run-time shape checks of the tests."""
     done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr
 

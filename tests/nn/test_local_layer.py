@@ -26,7 +26,7 @@ def a_layer(kind: str, **options: object) -> LocalAttention:
     layer = LocalAttention(SIZE, MEMORY, reach=REACH, kind=kind, **{"hidden_size": HIDDEN, **options}).double()
     if layer.predict is not None:
         with torch.no_grad():
-            layer.predict[2].weight.mul_(6)  # larger weights make queries predict distinct positions
+            layer.predict[2].weight.mul_(6)  # with larger weights, different queries predict different window centres
     return layer
 
 
@@ -88,7 +88,7 @@ def test_queries_beyond_the_memory_read_nothing():
     layer = LocalAttention(SIZE, reach=1).double()
     query, memory = torch.randn(1, 6, SIZE).double(), torch.randn(1, 3, SIZE).double()
     found = layer(query, memory, weights=full())
-    # The window of query 3 is 2 … 4, and the memory ends with key 2.
+    # The window of query 3 is keys 2 … 4, but the last key is key 2.
     assert found.weights[0, 3].tolist() == [0.0, 0.0, 1.0]
     assert not found.output[0, 4:].any()
     assert not found.weights[0, 4:].any()
@@ -139,7 +139,8 @@ def test_only_the_window_is_scored():
 
 
 def test_a_state_may_place_each_sequence_by_itself():
-    """The state holds a position for each sequence: they differ if beams are reordered or sequences start later."""
+    """The layer's state holds the next query position of each sequence; positions differ if beams are reordered or
+    sequences start later."""
     layer = a_layer("monotonic")
     query, memory, _ = inputs()
     projected = layer.project(memory)
@@ -241,7 +242,7 @@ def test_hard_locking_samples_a_place_in_training_and_says_how_likely_it_was():
                 likely = [p for p in candidates if math.isclose(log_probs[b, t, p], found.log_prob[b, t], abs_tol=1e-9)]
                 assert likely, f"no place explains the window {inside} and the log-probability {found.log_prob[b, t]}"
                 places.add((b, t, likely[0]))
-    # The centres differ between calls, because they are sampled.
+    # The window centres differ between calls, because they are sampled.
     assert len(places) > BATCH * QUERIES
 
 
@@ -253,7 +254,7 @@ def window_of(place: int, length: int) -> set[int]:
 @pytest.mark.usefixtures("as_installed")
 @pytest.mark.parametrize("estimator", ["straight_through", "gumbel", "reinforce"])
 def test_hard_locking_learns_by_each_estimator(estimator):
-    """A reward for one key of the memory increases the weight of this key."""
+    """Training with a reward for attending one key increases the attention weight of this key."""
     torch.manual_seed(3)
     layer = a_layer("hard", lock=Hard(estimator))
     query, memory, _ = inputs()
@@ -294,7 +295,7 @@ torch.testing.assert_close((compiled.output, compiled.weights), (plain.output, p
 @pytest.mark.process
 @pytest.mark.slow
 def test_it_compiles_whole():
-    """Runs in a separate process, because the shape checks of these tests cannot be compiled."""
+    """Runs in a separate process, because torch.compile cannot trace the run-time shape checks of the tests."""
     done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr
 

@@ -1,4 +1,5 @@
-"""Location-aware attention against a loop over queries, and properties of all attention layers that return a state."""
+"""Location-aware attention against a loop over queries, and tests of all attention layers that pass a state from one
+query to the next."""
 
 import math
 
@@ -62,7 +63,7 @@ def test_it_is_the_papers_loop(normalize):
     layer = LocationAttention(SIZE, MEMORY, hidden_size=HIDDEN, filters=FILTERS, kernel_size=5, **options).double()
     query, memory, mask = inputs()
     with torch.no_grad():
-        layer.location.weight.mul_(5)  # larger weights give the location an effect
+        layer.location.weight.mul_(5)  # with larger weights, the previous alignment has a visible effect on the scores
     found = layer(query, memory, mask=mask, weights=full())
     for b in range(BATCH):
         length = int(mask[b].sum())
@@ -90,7 +91,8 @@ def test_smoothing_is_finite_for_any_scores():
     assert not Smooth()(scores, torch.zeros(1, 3, dtype=torch.bool)).any()
 
 
-# Tests of every attention layer that passes a state from one query to the next.
+# Tests of every attention layer that passes a state (such as the previous alignment or a coverage) from one query to
+# the next.
 
 LAYERS = {
     "location": lambda: LocationAttention(SIZE, MEMORY, hidden_size=HIDDEN, filters=FILTERS, kernel_size=5),
@@ -151,7 +153,7 @@ def test_a_memory_without_a_real_place_gives_zeros(name):
     found = layer(query, memory.fill_(torch.nan).requires_grad_(), mask=mask & (torch.arange(BATCH) != 0)[:, None])
     found.output.sum().backward()
     assert not found.output.any()
-    assert query.grad is None or not query.grad.any()  # a hard alignment has no gradient
+    assert query.grad is None or not query.grad.any()  # hard monotonic alignment has no gradient
     assert not memory.grad.any()
     assert layer(query, memory[:, :0], weights=full()).weights.shape == (BATCH, QUERIES, 0)
     assert not layer(query, memory[:, :0]).output.any()

@@ -1,4 +1,5 @@
-"""Log-mel features against numbers computed with librosa 0.11, and their invariances."""
+"""Log-mel features of sound against numbers computed with librosa 0.11, and changes of the sound that must not change
+them."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Losses and penalties against numbers computed by hand."""
+"""Losses and penalties on attention weights against numbers computed by hand."""
 
 import math
 
@@ -62,7 +62,8 @@ def test_doubly_stochastic_by_hand():
     first = 0.2**2 + 0.2**2 + 1
     second = 0.5**2 + 0.75**2 + 0.75**2
     torch.testing.assert_close(doubly_stochastic(weights), torch.tensor((first + second) / 2))
-    keys = torch.tensor([[True, True, False], [True, True, True]])[:, None, :]  # the last key is padding
+    # The last key of the first sequence is padding.
+    keys = torch.tensor([[True, True, False], [True, True, True]])[:, None, :]
     torch.testing.assert_close(doubly_stochastic(weights, keys), torch.tensor((first - 1 + second) / 2))
     queries = torch.tensor([[True, True], [True, False]])[:, :, None]
     torch.testing.assert_close(doubly_stochastic(weights, queries), torch.tensor((first + 2.0) / 2))

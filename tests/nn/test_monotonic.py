@@ -93,7 +93,8 @@ def test_in_evaluation_it_is_the_papers_algorithm(offset):
 
 
 def test_it_stops_where_the_chance_is_above_a_half():
-    """The energies of the keys are −0.1, 0, 0.1 and 0.2: a probability above one half is first at the third key."""
+    """The energies of the keys are −0.1, 0, 0.1 and 0.2: the third key is the first whose probability exceeds one
+    half."""
     layer = MonotonicAttention(1, hidden_size=1, offset=0.0).eval()
     with torch.no_grad():
         layer.query.weight.zero_()
@@ -111,7 +112,7 @@ def test_a_hard_reader_never_goes_back_and_stops_at_the_end():
     weights = layer(query, memory, weights=full()).weights
     places = torch.where(weights.sum(-1) > 0, weights.argmax(-1), 40)
     assert (places.diff(dim=1) >= 0).all()
-    assert 0 < (places == 40).double().mean() < 1  # some queries, but not all, reached the end of the memory
+    assert 0 < (places == 40).double().mean() < 1  # some queries, but not all, reached the end without selecting a key
     assert set(weights.sum(-1).unique().tolist()) == {0.0, 1.0}
 
 
@@ -209,6 +210,6 @@ for layer in (MonotonicAttention(6, noise=0.0), LocationAttention(6, kernel_size
 @pytest.mark.process
 @pytest.mark.slow
 def test_the_layers_that_step_compile_whole():
-    """Runs in a separate process, because the shape checks of these tests cannot be compiled."""
+    """Runs in a separate process, because torch.compile cannot trace the run-time shape checks of the tests."""
     done = forked.run([sys.executable, "-c", COMPILED])
     assert done.returncode == 0, done.stderr

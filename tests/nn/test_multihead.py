@@ -133,7 +133,7 @@ def test_projections_are_packed_and_nothing_is_copied(kind: str) -> None:
     for products, call in ((2, lambda: layer(x)), (2, lambda: layer(x, x, x)), (3, lambda: layer(x, memory))):
         with Operations() as seen:
             call()
-        # Self-attention projects queries, keys and values by one product; with a memory, queries are projected
+        # Self-attention projects queries, keys and values by one matrix product; cross-attention projects queries
         # separately.
         assert seen.names.count("addmm") == products
         assert "clone" not in seen.names
@@ -336,7 +336,7 @@ def test_gradients_of_a_cross_call() -> None:
     assert torch.autograd.gradcheck(run, (query, memory, *parameters), fast_mode=True)
 
 
-# Tests of the names, the initial values and the copying of parameters.
+# Tests of the names, initial values and copies of the layer's parameters.
 
 
 def test_parameters_are_named_and_travel() -> None:
@@ -486,7 +486,7 @@ def test_compiled_over_a_memory() -> None:
 @pytest.mark.installed
 @pytest.mark.filterwarnings(
     "ignore:.*should not be instantiated:DeprecationWarning"
-)  # this warning comes from torch's own compiler
+)  # the filtered warning comes from torch's own compiler
 @pytest.mark.parametrize("positions", [None, "alibi", "relative"])
 def test_compiled_with_its_weights(positions: str | None) -> None:
     made = {None: lambda: None, "alibi": lambda: Alibi(3), "relative": lambda: RelativePositions(4, 2)}

@@ -65,7 +65,7 @@ def test_a_parametrised_weight_is_used() -> None:
 def test_a_parametrised_projection_is_used() -> None:
     layer, x = regard.nn.MultiHeadAttention(8, 2, bias=False), torch.randn(2, 3, 8)
     layer.output.weight.data.copy_(torch.eye(8))
-    # Queries and keys are 0, so that all weights are equal.
+    # Queries and keys are 0, so that all attention weights are equal.
     layer.projection.weight.data[:16] = 0
     plain = layer(x).output
     parametrize.register_parametrization(layer.projection, "weight", Doubled())

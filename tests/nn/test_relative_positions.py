@@ -213,7 +213,8 @@ def test_dot_scores_are_not_scaled_and_others_are_refused() -> None:
     query, key, value = random((1, 1, 5, 4), (1, 1, 5, 4), (1, 1, 5, 4))
     assert_close(
         positions.attend(query, key, value, score=Dot()).output,
-        positions.attend(query * 2, key, value).output,  # doubled queries cancel the scale 1/√4
+        # The default scale for size 4 is 1/√4, which doubled queries cancel.
+        positions.attend(query * 2, key, value).output,
     )
     with pytest.raises(ValueError, match=r"dot and scaled_dot scores .* got cosine"):
         positions.attend(query, key, value, score=Cosine())

@@ -49,7 +49,7 @@ def test_the_first_wins_a_tie():
 
 
 def test_padding_never_wins():
-    x = -inputs().abs() - 1  # all are negative, so a zero in the padding would be the maximum
+    x = -inputs().abs() - 1  # all inputs are negative, so a zero in the padding would be the maximum
     alone = MaxSaliency()(x, weights=full())
     larger = torch.full((BATCH, POSITIONS + 3, SIZE), torch.nan, dtype=torch.float64)
     larger[:, :POSITIONS] = x
@@ -81,7 +81,7 @@ def test_a_gate_by_hand():
         gate.linear.weight.copy_(torch.tensor([[1.0, 0.0], [2.0, -1.0]]))
         gate.linear.bias.copy_(torch.tensor([0.0, 1.0]))
     seen = gate(torch.tensor([[3.0, 4.0]]), weights=full())
-    # The gates are σ of 1 · 3 + 0 · 4 + 0 = 3 and of 2 · 3 − 1 · 4 + 1 = 3.
+    # The gates are the sigmoids of 1 · 3 + 0 · 4 + 0 = 3 and of 2 · 3 − 1 · 4 + 1 = 3.
     expected = torch.tensor([[1 / (1 + math.exp(-3)), 1 / (1 + math.exp(-3))]])
     torch.testing.assert_close(seen.weights, expected)
     torch.testing.assert_close(seen.output, expected * torch.tensor([[3.0, 4.0]]))

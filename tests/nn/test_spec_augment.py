@@ -20,7 +20,7 @@ def test_bands_are_masked_in_all_frames_and_no_wider_than_allowed():
     assert set(widths.tolist()) == {0, 1, 2, 3}
     runs = (masked[:, 0, 1:] & ~masked[:, 0, :-1]).sum(-1) + masked[:, 0, 0]
     assert int(runs.max()) == 1
-    assert bool(masked[:, 0].any(0).all())  # each frequency band is masked in some recording
+    assert bool(masked[:, 0].any(0).all())  # over all recordings, each frequency band is masked at least once
 
 
 def test_spans_lie_within_the_recording_and_are_a_share_of_it_at_most():

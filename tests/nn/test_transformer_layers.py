@@ -201,7 +201,8 @@ def test_gradients_of_a_converted_layer_are_torchs():
     ours = TransformerEncoderLayer.from_torch(theirs)
     x = torch.randn(BATCH, QUERIES, SIZE)
     for layer, run in ((theirs, theirs), (ours, lambda x: ours(x).output)):
-        assert all(p.grad is None for p in layer.parameters())  # the converted layer shares no parameters
+        # The converted layer shares no parameters with torch's layer.
+        assert all(p.grad is None for p in layer.parameters())
         run(x).pow(2).sum().backward()
     torch.testing.assert_close(ours.feed_forward.inner.weight.grad, theirs.linear1.weight.grad, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(
@@ -246,7 +247,7 @@ def test_token_by_token_equals_the_whole():
     for at in range(QUERIES):
         part = layer(
             x[:, at : at + 1],
-            # The first call projects and caches the memory.
+            # The first call projects the encoder's output and caches its keys and values.
             memory if at == 0 else None,
             mask=causal(),
             memory_mask=allowed,

@@ -75,14 +75,15 @@ SCORES = {
     "cosine": Score(lambda: regard.Cosine(scale=3.0), _cosine),
     "additive": Score(lambda weight: regard.Additive(weight), _additive, ((SIZE,),)),
     "additive-heads": Score(lambda weight: regard.Additive(weight), _additive, ((HEADS, SIZE),)),
-    "function": Score(  # a user-defined function with a parameter
+    "function": Score(  # a user-defined score function with a learned parameter
         lambda w: lambda query, key: -torch.cdist(query * w, key), lambda query, key, w: -torch.cdist(query * w, key),
         ((SIZE,),),
     ),
     "bilinear": Score(lambda w: regard.Bilinear(w), lambda query, key, w: query @ w @ key.mT, ((SIZE, SIZE),)),
 }  # fmt: skip
 
-# For each case, the library's mask for one process's part of the segment ids, and a function for the mask of all pairs.
+# For each case: a function from a process's part of the segment ids to the library's mask, and a function that computes
+# the dense mask of all pairs.
 MASKS: dict[str, tuple[Callable[[Tensor], Any], Allowed]] = {
     "none": (lambda part: None, everything),
     "causal": (lambda part: regard.causal(), causal),
@@ -99,7 +100,7 @@ MASKS: dict[str, tuple[Callable[[Tensor], Any], Allowed]] = {
         lambda part: regard.causal() | regard.segments(part, part), lambda i, j: causal(i, j) | segments(i, j),
     ),
     "not window": (lambda part: ~regard.window(5, 5), lambda i, j: ~window(5, 5)(i, j)),
-    "empty rows": (  # the first 10 queries, and all of the second sequence, attend nothing
+    "empty rows": (  # the first 10 queries of each sequence, and all queries of the second sequence, attend no key
         lambda part: regard.causal(-10) & regard.padding([40, 0]),
         lambda i, j: (j <= i - 10)[None] & torch.tensor([True, False])[:, None, None, None],
     ),
@@ -147,7 +148,8 @@ CASES = [
 
 
 def positions(rank: int, size: int, length: int, balanced: bool) -> Tensor:
-    """Return the positions of the sequence that a process holds; balanced: a chunk from each end (zigzag)."""
+    """Return the sequence positions that a process holds; if balanced, a chunk from each end of the sequence
+    (zigzag)."""
     if not balanced:
         return torch.arange(rank * length // size, (rank + 1) * length // size)
     chunk = length // (2 * size)
@@ -193,7 +195,7 @@ def expected(case: Case, dtype: torch.dtype = torch.float64) -> Expected:
     return Expected(output.detach(), total.detach(), list(torch.autograd.grad(loss, leaves)))
 
 
-# Bytes that a process sends, by formula. A unit is one position: a key and a value of every head.
+# Formulas for the bytes that a process sends. `unit` is the bytes of one position: a key and a value of every head.
 
 
 def unit(case: Case) -> int:

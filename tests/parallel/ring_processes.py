@@ -98,7 +98,8 @@ LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
 
 
 def _compared(layer: torch.nn.Module, run: Callable[[Tensor], Tensor], rank: int, size: int) -> dict[str, float]:
-    """Return the differences between whole sequences on one process and their parts on all processes."""
+    """Return the differences of a layer's outputs and gradients between whole sequences on one process and the
+    sequences split over all processes."""
     torch.manual_seed(3)
     whole = torch.randn(2, LENGTH, 12, dtype=torch.float64)
     slopes = torch.randn(2, LENGTH, 12, dtype=torch.float64)
@@ -151,7 +152,7 @@ def _unshard(rank: int, size: int) -> dict[str, float]:
 
 
 def _nan(rank: int, size: int) -> dict[str, float]:
-    """Return the change of output and gradients by NaN in keys and values after the end of a sequence."""
+    """Return how much output and gradients change if keys and values after a sequence's end are NaN."""
     torch.manual_seed(4)
     query, key, value = (torch.randn(2, 3, LENGTH, 5, dtype=torch.float64) for _ in range(3))
     found = []
@@ -165,7 +166,7 @@ def _nan(rank: int, size: int) -> dict[str, float]:
 
 
 def bad_calls(rank: int, size: int) -> dict[str, Callable[[], object]]:
-    """Return calls that every process must refuse, even if only one process has invalid arguments."""
+    """Return calls that must raise on every process, even if only one process has invalid arguments."""
     x = torch.randn(2, 2, 8, 4)
     odd = torch.randn(2, 2, 7, 4)
     first = rank == 0
@@ -236,7 +237,7 @@ def process(rank: int, size: int, folder: Path) -> None:
 
 def main(folder: Path) -> int:
     """Run groups of 2 and 4 processes, one after another; if a process fails, the others of its group are ended."""
-    fork = multiprocessing.get_context("fork")  # forked processes need not import torch again
+    fork = multiprocessing.get_context("fork")  # processes are forked, so that they need not import torch again
     for size in (2, 4):
         group = [fork.Process(target=process, args=(rank, size, folder)) for rank in range(size)]
         for each in group:

@@ -1,7 +1,8 @@
 """Measures how fast the studio serves an attention map of 8,192 tokens × 32 heads: python tests/studio/measure_tiles.py
 
-The trace of a model with one attention layer stores queries and keys of size 64, and the server computes every picture
-of the map from them. The printed times are those of whole HTTP requests, as a browser makes them.
+The `Trace` (recorded attention) of a model with one attention layer stores queries and keys of size 64, and the server
+computes every picture of the map from them. The printed times are those of whole HTTP requests, as a browser makes
+them.
 """
 
 import random
@@ -42,8 +43,8 @@ class Model(nn.Module):
 
 
 def watched() -> Trace:
-    """Return a trace in which each token attends to its neighbours, to tokens at multiples of a distance, and to a few
-    fixed positions."""
+    """Return attention maps (a `Trace`) in which each token attends to its neighbours, to tokens at multiples of a
+    distance, and to a few fixed positions."""
     generator = torch.Generator().manual_seed(1)
     place = torch.arange(TOKENS)[:, None] / torch.logspace(0.3, 3, SIZE // 2)
     waves = torch.cat([place.sin(), place.cos()], -1) * torch.linspace(1.0, 1.7, HEADS)[:, None, None]

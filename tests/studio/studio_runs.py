@@ -86,7 +86,7 @@ SCENE = task_of(Input("scene", "scene", "Scene"), name="road")
 
 @dataclass
 class Stub:
-    """A run in memory that appends its inputs to the list `asked`."""
+    """A stand-in for a trained run, which appends the inputs of each prediction to the list `asked`."""
 
     name: str = "stub"
     task: Task = PICTURE

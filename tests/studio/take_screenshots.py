@@ -2,7 +2,7 @@
 
 The files `studio-NAME-light.png` and so on are written to FOLDER. RUN is the directory of a trained translator, such as
 `demo/run`; without it, the studio's built-in toy translators are shown. With `all`, every view is taken in light and
-dark colours, in English and Chinese; otherwise only in the form that the documentation uses.
+dark colours, in English and Chinese; otherwise only in the language and colours that the documentation shows.
 """
 
 import sys
@@ -59,7 +59,8 @@ def warmer(page: Page) -> None:
     )
 
 
-# Of each view: its name, its address, the action before the screenshot, and whether the documentation shows it dark.
+# A page of the studio: its name, its address, the action before the screenshot, and whether the documentation shows it
+# in dark colours.
 View = tuple[str, str, Callable[[Page], None] | None, bool]
 VIEWS: list[View] = [
     ("playground", "#/playground", warmer, False),

@@ -312,7 +312,7 @@ def test_traces_given_at_the_start(tmp_path, trace_file):
 
 
 class Fake:
-    """A stand-in for a translation run: the translation is the input in capitals."""
+    """A stand-in for a trained translator: the translation is the input in capitals."""
 
     name = "fake"
 
@@ -324,7 +324,7 @@ class Fake:
 
 
 class Broken(Fake):
-    """A stand-in for a translation run whose attention weights are NaN."""
+    """A stand-in for a trained translator whose attention weights are NaN."""
 
     def translate(self, text, *, beams, forced=()):
         found = super().translate(text, beams=1, forced=forced)
@@ -412,7 +412,8 @@ def test_an_alignment_is_judged(studio: Studio):
     found = studio.post("/api/faithfulness", question).json
     assert found["deletion"]["map"]["fractions"] == pytest.approx([0, 1 / 3, 2 / 3, 1])
     chances = found["deletion"]["map"]["scores"]
-    assert chances[0] == pytest.approx(0.76, abs=0.02)  # the probability of 汤姆 before any source word is deleted
+    # The probability of the target word 汤姆 before any source word is deleted.
+    assert chances[0] == pytest.approx(0.76, abs=0.02)
     assert max(chances[1:]) < 0.01  # after the source word Tom is deleted, the translation 汤姆 is unlikely
     assert found["sufficiency"]["map"]["scores"][1] > 0.9
     assert found["gain"]["random"] > 0.3

@@ -293,7 +293,7 @@ def test_curves_follow_a_file_that_grows_and_is_cut(trained: Path, tmp_path: Pat
     with running([open_run(begun)]) as found:
         assert steps(found) == [1, 2, 3]
         with (begun / "metrics.jsonl").open("a") as file:
-            file.write('{"kind": "train", "step": 4, "lo')  # an incomplete line
+            file.write('{"kind": "train", "step": 4, "lo')  # the last line of the file is incomplete
         assert steps(found) == [1, 2, 3]
         (begun / "metrics.jsonl").write_bytes(whole)
         run.metrics.add({"kind": "train", "step": 4, "loss": 1.0})
@@ -407,7 +407,8 @@ def test_no_task_is_imported_by_name(path: Path):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # `importlib` imports modules by strings
+        # Every string counts as a module name, because `importlib` imports modules by strings.
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             names = [node.value]
         else:
             continue

@@ -84,7 +84,8 @@ def test_two_runs_answer_side_by_side(visit, live):
     page = visit("/#/ask/3", at=live)
     says(page.locator("[data-name=compare]"), "second")
     options = page.locator("[data-name=compare] option").all_inner_texts()
-    assert options == ["nothing", "second · picture", "other · picture"]  # only runs with the same inputs are offered
+    # The page offers only runs with the same inputs for a comparison.
+    assert options == ["nothing", "second · picture", "other · picture"]
     page.locator("[data-input=image]").set_input_files(FILE)
     page.locator("[data-input=question]").fill("How wide?")
     page.locator("[data-name=compare]").select_option("4")

@@ -436,7 +436,7 @@ def test_hypotheses_are_looked_through(visit):
 
 @dataclass(frozen=True)
 class Fixed:
-    """A stand-in for a translation run that returns the same answer for every input."""
+    """A stand-in for a trained translator that returns one fixed answer for every input."""
 
     name: str
     source: tuple[str, ...]

@@ -174,7 +174,8 @@ def test_a_form_of_another_site_is_no_json(studio: Studio):
 @pytest.mark.parametrize(
     ("path", "part"),
     [
-        ("map?record=0&head=3", "head must be from 0 to 2, got 3"),  # heads 0 and 1; index 2 is their mean
+        # The record has heads 0 and 1, and index 2 for the mean of both heads.
+        ("map?record=0&head=3", "head must be from 0 to 2, got 3"),
         ("map?record=1", "record must be from 0 to 0, got 1"),
         ("map?record=-1", "record must be a whole number"),
         ("map?record=0x1", "record must be a whole number"),
@@ -244,7 +245,7 @@ def test_the_server_starts_without_torch_and_stops_on_interrupt():
         "from regard.studio import server as s\n"
         "s._warm = lambda: None\n"
         "def stop(address):\n"
-        "    urllib.request.urlopen(address).read()\n"  # waits until the server answers
+        "    urllib.request.urlopen(address).read()\n"  # this request waits until the server answers
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "def say(text):\n"
         "    print(text, 'torch' in sys.modules, flush=True)\n"

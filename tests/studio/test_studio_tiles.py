@@ -57,9 +57,10 @@ def test_a_pooled_map_holds_means(tiny):
 
 def test_a_pooled_tile_lies_on_the_grid(tiny):
     weights = torch.rand(1, 61, 67)
-    grid = tiles.tile(one(weights), 0, 10, 23, 16, 20)  # 20 columns in at most 8 cells: blocks of 3 columns
+    grid = tiles.tile(one(weights), 0, 10, 23, 16, 20)  # 20 columns in at most 8 cells require blocks of 3 columns
     assert (grid.at, grid.block) == ((9, 21), (3, 3))
-    assert grid.cells.shape == (6, 8)  # rows 9 to 26, columns 21 to 44: the whole requested part
+    # 6 × 8 blocks of 3 × 3 weights: rows 9 to 26 and columns 21 to 44 contain the whole requested part.
+    assert grid.cells.shape == (6, 8)
     assert float(grid.cells[1, 2]) == pytest.approx(mean_by_loop(weights[0], 12, 27, 3, 3), abs=1e-6)
 
 

@@ -74,7 +74,8 @@ def test_a_result_has_the_errors_beside_both_baselines(run):
     assert metrics["knows_angles"] == "no"
     config = json.loads((run / "config.json").read_text())
     assert config["preset"] == "camera"
-    assert "hidden" not in config["model"]  # model.hidden has an effect only with input=objects
+    # The setting model.hidden has an effect only with input=objects, so a camera run does not record it.
+    assert "hidden" not in config["model"]
 
 
 def test_baselines_are_of_the_frames_of_the_test_part(drive, tmp_path):
@@ -171,7 +172,8 @@ def test_a_driver_that_knows_angles_begins_with_the_last_angle(drive, tmp_path):
 def test_a_loss_is_the_squared_error_with_a_share_of_the_pedals(drive, tmp_path):
     config = configure(DRIVING, "camera", [drive], FEW | {"penalty": "entropy", "pedal_weight": "0.5"})
     material = camera_material(config, tmp_path, None, lambda _: None)
-    network = DRIVING.network(config, material.codec)  # an untrained network returns controls of 0
+    # Before training, the network returns 0 for every control of the vehicle.
+    network = DRIVING.network(config, material.codec)
     records = [one.record() for one in material.test[:3]]
     outcome = DRIVING.outcome(network, DRIVING.collate(records, config, rows=5), config, True)
     gold = torch.tensor([one.controls for one in material.test[:3]])
@@ -216,7 +218,8 @@ def test_settings_that_do_not_fit_are_refused(drive, settings, message):
 
 
 def test_what_is_asked_for_stays_when_the_camera_chooses_its_preset(drive):
-    asked = {"input": "camera", "batch_tokens": "512", "steps": "12000"}  # equal to values of the preset `small`
+    # These numbers equal the values of the preset `small`.
+    asked = {"input": "camera", "batch_tokens": "512", "steps": "12000"}
     config = configure(DRIVING, "small", [drive], asked)
     assert (config.preset, config.data.batch_tokens, config.train.steps) == ("camera", 512, 12_000)
     assert config.train.watch == "steering_mse"

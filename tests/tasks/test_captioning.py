@@ -198,7 +198,8 @@ def test_hard_attention_has_choices_and_their_rewards(world):
 
 @pytest.mark.parametrize("credit", ["word", "rest", "caption"])
 def test_what_a_choice_is_rewarded_with(world, credit):
-    """Rewards are sums over real words only, without padding: with "rest", from the word on; with "caption", of all."""
+    """The reward of a word sums the rewards of words without padding: its own ("word"), those from it on ("rest"), or
+    all ("caption")."""
     own = outcome(world, "hard", CaptionLearning(estimator="reinforce", expected=0.0))[1]
     _, found = outcome(world, "hard", CaptionLearning(estimator="reinforce", expected=0.0, credit=credit))
     for one, row, real in zip(own.reward.tolist(), found.reward.tolist(), own.choices.tolist(), strict=True):
@@ -209,7 +210,8 @@ def test_what_a_choice_is_rewarded_with(world, credit):
 
 
 def test_by_default_half_of_the_captions_are_read_softly(world):
-    """Hard attention is sampled in all words of a caption (all log-probabilities below 0) or in none (all are 0)."""
+    """In each caption, hard attention samples cells for all words (log-probabilities below 0) or for none (all are
+    0)."""
     assert CaptioningConfig().learning.expected == 0.5
     _, found = outcome(world, "hard", CaptioningConfig().learning.model_copy(update={"estimator": "reinforce"}))
     chosen = [row[real] < 0 for row, real in zip(found.log_prob, found.choices, strict=True) if real.any()]
@@ -225,7 +227,8 @@ def test_the_reward_of_soft_captions_teaches_no_choice(world):
     network, found = outcome(world, "hard", learning)
     torch.testing.assert_close(loss_of(found, network, learning).total, found.total)
     found.total.backward()
-    assert network.decoder.attention.key.weight.grad.abs().sum() > 0  # the cross-entropy has a gradient
+    # The cross-entropy part of the loss has a gradient.
+    assert network.decoder.attention.key.weight.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize("estimator", ["straight_through", "gumbel"])
@@ -349,7 +352,7 @@ def test_other_files_are_examples(tmp_path, world):
 
 @pytest.fixture
 def weights_package(monkeypatch, tmp_path):
-    """Replace the package of ImageNet weights with one that contains random weights."""
+    """Replace the Python package of pretrained ImageNet weights by a stand-in with random weights."""
     from regard.models.vision.efficientnet import published_name
 
     torch.manual_seed(5)
@@ -391,7 +394,8 @@ def test_weights_that_are_not_installed_are_an_error_before_training(tmp_path, m
     config = captions_folder(tmp_path, LINES).model_copy(update={"model": FROZEN})
     with pytest.raises(SettingError, match=r"regard\[vision\]"):
         make_material(config, tmp_path / "cache", None, print)
-    assert build(FROZEN, VOCABULARY) is not None  # loading a run does not need the package
+    # Building the network, as when a run is loaded, does not need the package of ImageNet weights.
+    assert build(FROZEN, VOCABULARY) is not None
 
 
 def test_a_codec_is_saved_and_read(tmp_path):
@@ -454,7 +458,8 @@ def test_what_is_read_is_what_was_written(predictor, world):
 
 def test_pointing_by_hand(predictor, world, monkeypatch):
     weights = torch.zeros(1, 4, 36)
-    # Words 1, 2 and 3 attend to the cells (1, 1), (0, 0) and (5, 5), each of 8 × 8 pixels.
+    # Words 1, 2 and 3 of a caption attend to the cells (1, 1), (0, 0) and (5, 5) of the picture; cells have 8 × 8
+    # pixels.
     weights[0, 1, 7] = weights[0, 2, 0] = weights[0, 3, 35] = 1.0
     monkeypatch.setattr(CaptionPredictor, "read", lambda self, images, captions: (None, weights))
     box = (8, 8, 20, 20)

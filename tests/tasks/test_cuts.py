@@ -55,7 +55,8 @@ def test_every_pair_stands_once_as_usual_and_then_in_other_cuts(files, tmp_path)
                 assert np.array_equal(found[side], usual[side])
             else:
                 other += not np.array_equal(found[side], usual[side])
-    assert other > 2 * count  # of the 2 · 2 · count random segmentations, more than half differ from the usual one
+    # More than half of the 2 · 2 · count random segmentations differ from the segmentation without randomness.
+    assert other > 2 * count
 
 
 def test_a_run_that_goes_on_finds_the_same_cuts(files, tmp_path):

@@ -20,7 +20,7 @@ TEXT = "the lazy dog 7"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train one run on two files and one on the built-in generated data; return the folder of both runs."""
+    """Train a run on two text files and a run on generated data; return the folder that contains the two runs."""
     folder = tmp_path_factory.mktemp("runs")
     for name, settings, data in (("files", FILES, data_of(write_files(folder))), ("world", WORLD, ())):
         done = train(folder / name, settings, *data)
@@ -53,7 +53,8 @@ DAMAGE = {
 )
 @pytest.mark.parametrize("manifest", [True, False], ids=["checked", "earlier"])
 def test_a_damaged_file_is_named(made, tmp_path, kind, name, damage, manifest):
-    """The error names the damaged file, even in a run of an earlier version, which has no manifest of checksums."""
+    """The error names the damaged file, even if the run, of an earlier version of regard, has no manifest of
+    checksums."""
     if not manifest and (damage == "flipped" or name == "manifest.json"):
         pytest.skip("without checksums a changed byte cannot be seen")
     run = copy(made / kind, tmp_path / "run")

@@ -93,7 +93,7 @@ def test_the_twin_reads_the_mean_of_the_objects(recorded):
     row = int(batch.present.sum(1).argmax())
     alone = network(batch.objects[row : row + 1], batch.present[row : row + 1])
     torch.testing.assert_close(alone.logits[0], found.logits[row], atol=1e-5, rtol=1e-5)
-    # Every object occurs twice, which does not change the mean of the objects.
+    # The network without attention averages the objects; if every object occurs twice, the mean is the same.
     twice = torch.cat([batch.objects[row], batch.objects[row, 1:]])[None]
     there = torch.cat([batch.present[row], batch.present[row, 1:]])[None]
     torch.testing.assert_close(network(twice, there).logits[0], found.logits[row], atol=1e-5, rtol=1e-5)
@@ -133,14 +133,14 @@ def test_the_loss_is_of_the_action_and_of_the_steering(recorded):
 
 def test_pointing_judges_forced_decisions_alone(recorded):
     forced = np.zeros((4, 12), bool)
-    forced[0, 2] = forced[1, [0, 1]] = forced[2, 3] = True  # no object forces the fourth decision
+    forced[0, 2] = forced[1, [0, 1]] = forced[2, 3] = True  # no object of the scene forces the fourth decision
     scenes = recorded.scenes.take(np.arange(4))
     scenes.present[:] = True
     scenes.present[2, 11] = False
     decisions = Decisions(np.array([0, 1, 2, 1]), np.zeros(4), forced)
     weights = np.zeros((4, 12))
     weights[0, 2] = weights[1, 1] = weights[3, 5] = 0.9
-    weights[2, 11], weights[2, 3] = 0.9, 0.1  # slot 11 with the larger weight holds no object
+    weights[2, 11], weights[2, 3] = 0.9, 0.1  # slot 11, which has the larger weight, holds no object
     judged = Recorded(scenes, decisions, np.zeros(4, int), np.zeros(4, int))
     assert pointing(weights, judged) == (1.0, 3)
     weights[0, 5] = 1.0
@@ -244,7 +244,8 @@ def test_it_is_trained_and_evaluated_on_scenes_of_ones_own(recorded, tmp_path):
     done = regard("train", "driving", "--data", path, "--preset", "tiny", *few, "--out", tmp_path / "run")
     assert done.exit_code == 0, done.output
     metrics = json.loads((tmp_path / "run/result.json").read_text())["metrics"]
-    assert set(metrics) == {"agreement", "steering_error", "scenes"}  # recorded scenes allow no simulated drives
+    # Scenes recorded in a file allow no simulated drives.
+    assert set(metrics) == {"agreement", "steering_error", "scenes"}
     done = regard("evaluate", tmp_path / "run", "--data", path, "--json")
     assert json.loads(done.stdout)["metrics"]["scenes"] == 64
     with path.open("a") as file:

@@ -61,8 +61,8 @@ def mnist(tmp_path) -> Path:
     ("place", "expected"),
     [
         ((0.0, 0.0), True),  # this location is pixel (30, 30) of an image of 60 × 60
-        ((-1 / 3, -1 / 3), True),  # pixel (20, 20), the upper left corner of the box
-        ((1 / 3 + 1e-3, 0.0), False),  # beyond pixel 40, the right edge of the box
+        ((-1 / 3, -1 / 3), True),  # this location is pixel (20, 20), the upper left corner of the box
+        ((1 / 3 + 1e-3, 0.0), False),  # this location is to the right of pixel 40, the right edge of the box
         ((0.0, -0.9), False),
     ],
 )

@@ -111,8 +111,8 @@ def test_a_word_is_told_from_the_step_that_predicts_it_or_from_the_one_that_read
     assert found["aer"] == 0.0
     assert found["by_layer"]["predicted"][0] == 0.0
     assert found["by_layer"]["read"][1] == 0.0
-    # Evaluated at the predicting step, layer 1 points one word too early, except for the first word: one of three links
-    # is right.
+    # Layer 1 attends at the next step; evaluated at the predicting step, it points one word too early except for the
+    # first word: one of three links is right.
     assert found["by_layer"]["predicted"][1] == pytest.approx(2 / 3, abs=1e-4)
     assert rates(monkeypatch, "read")["when"] == "read"
     assert rates(monkeypatch, "predicted") == {"aer": 0.0, "when": "predicted"}
@@ -132,7 +132,7 @@ def test_weights_are_corrected_once_the_word_is_known(monkeypatch, kind) -> None
 
 
 def test_heads_are_judged_one_by_one_too(monkeypatch) -> None:
-    first, second = torch.eye(4), torch.eye(4)[[1, 0, 2, 3]]  # `second` swaps the links of the first two words
+    first, second = torch.eye(4), torch.eye(4)[[1, 0, 2, 3]]  # `second` has the weights of the first two words swapped
     monkeypatch.setattr(scoring, "layer_weights", lambda *_: [torch.stack((second, first))[None]])
     found = judged()
     assert found["best_head"] == {"aer": 0.0, "layer": 0, "head": 1, "when": "predicted"}

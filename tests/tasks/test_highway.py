@@ -40,7 +40,7 @@ def test_the_network_learns_what_the_planner_prefers():
     random = np.random.default_rng(1)
     scenes = random.normal(size=(400, 2, len(FEATURES))).astype(np.float32)
     scenes[..., 0] = 1.0
-    scenes[..., 1] *= 40  # positions x in metres
+    scenes[..., 1] *= 40  # column 1 is the position x of a vehicle in metres
     values = np.where(scenes[:, 1, 1:2] > 0, [[0.0, 1.0]], [[1.0, 0.0]])
     network = learn(Decisions(scenes, values), steps=60, seed=1, batch=128)
     logits = decided(network, torch.from_numpy(scenes)).logits
@@ -49,7 +49,8 @@ def test_the_network_learns_what_the_planner_prefers():
 
 @pytest.mark.slow
 def test_a_costly_mistake_weighs_more_than_a_cheap_one():
-    """The first action of a scene has a slightly higher value in nine copies and ends in a crash in the tenth."""
+    """The first action is slightly better in nine copies of a scene, and ends in a crash in the tenth: the network
+    avoids it."""
     scenes = np.ones((10, 2, len(FEATURES)), np.float32)
     values = np.array([[0.1, 0.0]] * 9 + [[-9.0, 0.0]])
     network = learn(Decisions(scenes, values), steps=60, seed=1, batch=64)

@@ -90,7 +90,8 @@ def test_choices_that_do_not_count_have_no_part_in_reinforce():
     log_prob, reward = torch.tensor([[-1.0, -2.0], [-5.0, -5.0]]), torch.tensor([[3.0, 1.0], [-9.0, 9.0]])
     choices = torch.tensor([[True, True], [False, False]])
     found = loss_of(Outcome(torch.zeros(()), 2, (), None, log_prob, reward, choices), network, settings)
-    torch.testing.assert_close(found.total, torch.tensor(-1.0))  # the loss of the first row, the only selected one
+    # The loss of the first row; `choices` excludes the second row.
+    torch.testing.assert_close(found.total, torch.tensor(-1.0))
     assert network.state_dict()["baseline.value"] == 2.0
 
 

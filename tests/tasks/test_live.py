@@ -1,4 +1,5 @@
-"""Tests of the interactive translator of the studio: forced prefixes, alternatives, removed source words."""
+"""Tests of the studio's interactive translator: translations with a given prefix, alternative words, removed source
+words."""
 
 import pytest
 import torch

@@ -64,8 +64,9 @@ def test_one_part_alone(tmp_path: Path, valid: int, test: int) -> None:
 
 
 def test_sources_that_come_often_are_counted_once(tmp_path: Path) -> None:
-    """A repeated source is counted once when examples are held out; too few distinct sources are an error."""
-    corpus = corpus_of(tmp_path, 400, 2)  # 400 pairs of 200 distinct sources
+    """A repeated source sentence counts once when validation and test pairs are split off; too few distinct sources are
+    an error."""
+    corpus = corpus_of(tmp_path, 400, 2)  # the corpus has 400 pairs of 200 distinct source sentences
     rows, parts = split_by_source(corpus, 40, 60)
     assert [len(part) for part in parts] == [40, 60]
     assert len(rows) == 400 - 2 * 100

@@ -1,4 +1,5 @@
-"""Tests of the translator's model built from settings: layers of encoder and decoder, keys and values, residuals."""
+"""Tests of the translator's model built from settings: numbers of layers, keys and values of attention, residual
+connections."""
 
 import json
 
@@ -82,7 +83,7 @@ def test_a_configuration_from_before_is_read_as_it_was():
 
 @pytest.mark.slow
 def test_a_run_from_before_goes_on(tmp_path):
-    """A run can be resumed although settings are missing in its config.json, written by an earlier version."""
+    """A run can be resumed although its config.json, from an earlier version of regard, lacks some settings."""
     chosen = tiny().model_copy(update={"train": tiny().train.model_copy(update={"steps": 2, "validate_every": 2})})
     few = {"train": 40, "valid": 4, "test": 4, "longer": 0, "lengths": (3, 6)}
     model = {"size": 8, "embedding": 8}

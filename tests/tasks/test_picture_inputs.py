@@ -188,7 +188,7 @@ def test_paths_and_bytes_in_python(runs, tmp_path):
     assert loaded.predict(path.read_bytes())[0].answer == good[0].answer
 
 
-# Tests of the example of a run.
+# Tests of the example input that a run stores.
 
 
 @pytest.mark.parametrize("name", ["bright", "asked"])

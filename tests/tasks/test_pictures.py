@@ -37,7 +37,7 @@ def test_a_file_that_is_no_picture_is_an_input_error(tmp_path) -> None:
         (0, (11, 0, 20, 10), False),  # the centre of cell 0 is (10, 5)
         (0, (10, 5, 11, 6), True),
         (0, (0, 0, 10, 5), False),  # the right and bottom coordinates of a box are exclusive
-        (4, (20, 10, 40, 20), True),  # cell 4 is in row 1, column 1
+        (4, (20, 10, 40, 20), True),  # cell 4 of the 2 × 3 grid is in row 1, column 1
         (4, (0, 0, 20, 10), False),
         (5, (40, 10, 60, 20), True),
     ],
@@ -55,12 +55,12 @@ def test_one_of_several_boxes_is_enough() -> None:
 
 def test_cells_that_are_not_kept_have_the_mean_colour() -> None:
     pixels = torch.zeros(3, 4, 6, dtype=torch.uint8)
-    pixels[:, :2, :2] = 240  # the first of 2 × 3 cells
+    pixels[:, :2, :2] = 240  # the pixels of the first of 2 × 3 cells
     kept = torch.ones(2, 6, dtype=torch.bool)
     kept[1, 0] = False
     whole, without = covered(pixels, kept, grid=(2, 3))
     assert torch.equal(whole, pixels)
-    assert without[:, :2, :2].unique().tolist() == [40]  # the mean of the picture, 240 · 4 / 24
+    assert without[:, :2, :2].unique().tolist() == [40]  # the mean colour of the picture is 240 · 4 / 24
     assert without[:, 2:].unique().tolist() == [0]
 
 

@@ -78,7 +78,8 @@ def test_a_result_has_the_figures_that_the_task_declares(runs, name):
     values = {**result["metrics"], **result["attention"]}
     assert all(values[key] >= 0.0 for key, figure in figures.items() if figure)
     shares = [key for key, figure in figures.items() if figure and figure.percent and figure.better == "higher"]
-    assert all(values[key] <= 1.0 for key in shares)  # error rates are left out: with insertions they may exceed 1
+    # These metrics are at most 1; error rates are not among them, because inserted words may raise them above 1.
+    assert all(values[key] <= 1.0 for key in shares)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -225,7 +226,7 @@ def test_the_task_of_the_page_learns(ninth):
 
 def test_the_task_of_the_page_answers(ninth, tmp_path):
     done = regard("predict", ninth, "3714", "90", "--look", tmp_path / "page.html")
-    assert done.output.startswith("7\n9\n")  # the answers that docs/add-a-task.md shows
+    assert done.output.startswith("7\n9\n")  # these answers are the ones that docs/add-a-task.md shows
     assert (tmp_path / "page.html").is_file()
     [found] = package.load(ninth).predict(["3714"])
     assert found.trace().records[0].column_labels.items == ("3", "7", "1", "4")

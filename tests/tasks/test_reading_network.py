@@ -54,9 +54,10 @@ def test_a_story_as_a_record():
     assert record["passage_letters"].shape == (17, LETTERS)
     # The first words of the passage are: Emma took the ball . Emma went to the kitchen .
     assert record["passage_features"][:11, 0].tolist() == [0, 0, 1, 1, 0, 0, 0, 0, 1, 0, 0]
-    assert record["passage_features"][:6, 2].tolist() == [1, 0, 0, 0, 0, 1]  # words that begin with a capital
-    assert record["passage_features"][:6, 4].tolist() == [0, 0, 0, 0, 1, 0]  # punctuation marks
-    assert record["passage_features"][:6, 5].tolist() == [1, 0, 0, 0, 0, 1]  # first words of sentences
+    # Feature of words that begin with a capital letter.
+    assert record["passage_features"][:6, 2].tolist() == [1, 0, 0, 0, 0, 1]
+    assert record["passage_features"][:6, 4].tolist() == [0, 0, 0, 0, 1, 0]  # feature of punctuation marks
+    assert record["passage_features"][:6, 5].tolist() == [1, 0, 0, 0, 0, 1]  # feature of the first words of sentences
     assert record["question_features"][:, 0].tolist() == [0, 0, 1, 1, 0]
 
 

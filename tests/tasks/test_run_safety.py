@@ -144,7 +144,7 @@ def test_files_that_were_only_touched_are_the_same(made, tmp_path):
 
 
 def test_a_run_without_a_record_of_its_data_goes_on(tmp_path):
-    """A run of an earlier version has no manifest and no data.json; resuming it adds both."""
+    """A run of an earlier version has no manifest.json and no data.json; resuming the run adds both files."""
     files = write_files(tmp_path)
     assert train(tmp_path / "run", FILES, *data_of(files)).exit_code == 0
     weights = read_tensors(tmp_path / "run/model.safetensors")[0]

@@ -22,7 +22,7 @@ from regard.train.run_directory import Run
 pytestmark = pytest.mark.slow
 
 FEW = ("data.train=12", "data.valid=3", "data.test=5", "longer=0")
-COUNT = 5  # number of inputs; the first of two workers gets three of them
+COUNT = 5  # the number of inputs, of which the first of two workers gets three
 SHORTER = {"driving": ("drives=2",), "speech": ("longest=6",)}
 BAD = {"sound": "no-such-file.wav", "image": "no-such-file.png", "scene": "no-such-file.json"}
 

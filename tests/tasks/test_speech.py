@@ -97,9 +97,9 @@ def test_the_least_certain_symbol_is_found_among_the_wrong_ones():
     predictor = SpeechPredictor(build(config(), codec.vocabulary.size), codec, config())
     examples = [Example(np.zeros(9, np.float32), ("one", "two", "six"))] * 3
     written = [
-        transcript("one two six", (0.1, 0.2, 0.3)),  # a transcript without errors is not counted
-        transcript("one too six", (0.9, 0.2, 0.8)),  # the wrong symbol has the smallest probability
-        transcript("one too six", (0.1, 0.2, 0.3)),  # a correct symbol has the smallest probability
+        transcript("one two six", (0.1, 0.2, 0.3)),  # this transcript has no errors, so it is not part of the metric
+        transcript("one too six", (0.9, 0.2, 0.8)),  # in this transcript the wrong symbol has the smallest probability
+        transcript("one too six", (0.1, 0.2, 0.3)),  # in this transcript a correct symbol has the smallest probability
     ]
     found = doubted(predictor, written, examples)
     assert found == {"least_certain_wrong": 0.5, "at_random_wrong": 0.3333, "with_errors": 2}

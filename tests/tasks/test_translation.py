@@ -143,7 +143,8 @@ def test_an_unknown_name_is_copied_from_where_the_model_looks():
 
 @pytest.mark.process
 def test_files_are_read_split_and_learned(tmp_path):
-    """A run on files learns sub-words and splits the pairs by source; `regard evaluate` then evaluates all pairs."""
+    """Training on text files learns sub-words and splits the pairs by source sentence; `regard evaluate` on the files
+    evaluates all pairs."""
     pairs = [(f"the cat number {n} sleeps", f"die Katze Nummer {n} schläft") for n in range(120)]
     for side, suffix in enumerate(("en", "de")):
         text = "".join(pair[side] + "\n" for pair in pairs)

@@ -170,7 +170,8 @@ def test_without_attention_there_is_no_trace(material, settings):
 
 def test_figures_by_hand():
     picture = torch.zeros(3, 16, 16, dtype=torch.uint8).numpy()
-    weights = torch.tensor([[0.7, 0.1, 0.1, 0.1], [0.1, 0.1, 0.1, 0.7]])  # the last hop attends to the last cell
+    # The last hop of stacked attention attends to the last cell.
+    weights = torch.tensor([[0.7, 0.1, 0.1, 0.1], [0.1, 0.1, 0.1, 0.7]])
     seen = [Seen(picture, "?", {"red": 0.9, "blue": 0.1}, weights, (2, 2))] * 4
     boxes = [((8, 8, 16, 16),), ((0, 0, 8, 8),), ((0, 0, 4, 4), (10, 10, 14, 14)), ()]
     answers, forms = ("red", "blue", "red", "red"), ("colour", "colour", "count", "count")

@@ -48,7 +48,8 @@ def test_the_page_of_a_run_has_the_layers_of_the_encoder(runs, name, tmp_path):
     assert done.exit_code == 0, done.output
     records, labels = shown(tmp_path / "page.html")
     numbers = [record["name"].partition(".")[0] for record in records]
-    for number in set(numbers):  # each answer has first the map of its task, then the layers of self-attention
+    # Each prediction has first the attention map of its task, then the layers of self-attention.
+    for number in set(numbers):
         own = [record for record, its in zip(records, numbers, strict=True) if its == number]
         assert [record["name"].rpartition(" · ")[2] for record in own] == ["attention", *LAYERS]
         assert [record["heads"] for record in own] == [1, 2, 2]
@@ -79,7 +80,8 @@ def test_the_weights_are_those_of_the_encoder(runs):
 
 
 def test_layers_beyond_the_bound_are_named_as_left_out(runs, monkeypatch):
-    monkeypatch.setattr(module, "MOST_WEIGHTS", 2 * 6 * 6)  # the weights of one layer with two heads and six words
+    # Room for the weights of one layer with two heads and six words.
+    monkeypatch.setattr(module, "MOST_WEIGHTS", 2 * 6 * 6)
     [found] = watched(package.load(runs["sentiment"]), ["The film is not bad."])
     trace = found.trace()
     assert [record.name for record in trace.records] == ["attention", LAYERS[0]]
@@ -89,7 +91,7 @@ def test_layers_beyond_the_bound_are_named_as_left_out(runs, monkeypatch):
 
 @dataclass
 class Stub:
-    """A predictor whose trace is the self-attention of its network if `own` is true, else None."""
+    """A stand-in for a predictor; its trace is the self-attention of its network if `own` is true, else None."""
 
     network: MultiHeadAttention
     own: bool

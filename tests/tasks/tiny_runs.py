@@ -39,7 +39,7 @@ WORDS = (
 
 @dataclass(frozen=True)
 class TinyRun:
-    """The settings that make a run of a task tiny, in addition to those of all tasks, and an example input.
+    """A task's settings for a tiny run, in addition to the settings for all tasks, and an example input.
 
     Each part of the input is a text, or a function that writes a file into a folder and returns its path.
     """

@@ -76,7 +76,7 @@ def test_the_order_of_another_grid_is_not_taken_up():
 
 
 def steps(model: nn.Module, device: str, *, captured: bool) -> list[list[torch.Tensor]]:
-    """Return the gradients of seven updates of one or two batches, whose shapes occur repeatedly."""
+    """Return the gradients of seven updates, each of one or two batches; the batches repeat a few shapes."""
     batches = [collate(PAIRS, grid=4, rows=4), collate(PAIRS[1:], grid=4, rows=4), collate(PAIRS[:1], grid=4, rows=3)]
     place = torch.device(device)
 

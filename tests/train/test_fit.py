@@ -56,7 +56,7 @@ class Cut(Exception):  # noqa: N818
 
 
 def cut_at(calls: int):
-    """Return a loss function that raises `Cut` after this number of calls in training."""
+    """Return a loss function that raises `Cut` after the given number of calls in training."""
     count = 0
 
     def cutting(model: nn.Module, batch: Tensor) -> Loss:
@@ -71,7 +71,7 @@ def cut_at(calls: int):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("as_installed")  # the run-time type checks use Python's random numbers
+@pytest.mark.usefixtures("as_installed")  # without run-time type checks, which use Python's random numbers
 @pytest.mark.parametrize("average", ["none", "ema", "checkpoints"])
 @pytest.mark.parametrize("cuts", [[9], [15, 3, 11], [33]])
 def test_a_run_that_was_cut_ends_as_one_that_was_not(tmp_path, average, cuts):
@@ -81,7 +81,7 @@ def test_a_run_that_was_cut_ends_as_one_that_was_not(tmp_path, average, cuts):
     for calls in cuts:
         with pytest.raises(Cut):
             train(tmp_path / "cut", make(), resume=True, loss=cut_at(calls), **options)
-        torch.manual_seed(99)  # other code may use the random generator between two runs
+        torch.manual_seed(99)  # between two runs, other code may change the state of the random generator
     found = train(tmp_path / "cut", cut, resume=True, **options)
     same_weights(cut.state_dict(), whole.state_dict())
     assert figures(tmp_path / "cut") == figures(tmp_path / "whole")
@@ -119,7 +119,7 @@ def test_looking_more_often_changes_nothing(tmp_path, average):
 
 
 def test_an_update_is_adamw_on_the_mean_over_tokens(tmp_path):
-    """The update is computed by hand in float64: two batches of different sizes, clipping, and weight decay."""
+    """One update equals the formulas of Adam in float64: two batches of different sizes, clipping, and weight decay."""
     batches = Shuffled(2)
     model = make(dropout=0.0).double()
     twin = make(dropout=0.0).double()
@@ -197,13 +197,14 @@ def test_the_best_weights_are_kept(tmp_path):
     again = make(seed=1)
     Run.open(tmp_path).load_model(again)
     same_weights(again.state_dict(), seen[1])
-    # Resuming a finished run does nothing and returns the same result.
+    # Resuming a finished run does not train and returns the result of the run.
     assert train(tmp_path, make(), resume=True, steps=100, validate=validate, **options).step == 10
     assert len(seen) == 5
 
 
 def test_going_back_finds_what_was_the_best_then(tmp_path):
-    """If the newest and best checkpoint is damaged, the previous one still names the best checkpoint of its time."""
+    """If the newest checkpoint, which is the best one, is damaged, an earlier checkpoint still records which was best
+    before it."""
     scores = {2: 5.0, 4: 1.0, 6: 2.0, 8: 9.0}
     seen = iter(scores.values())
     options = {"watch": "score", "watch_for": "highest", "validate_every": 2, "checkpoint_every": 2, "keep_last": 2}
@@ -294,7 +295,8 @@ def test_a_checkpoint_that_a_signal_wrote_does_not_join_the_mean(tmp_path, momen
 @pytest.mark.usefixtures("as_installed")
 @pytest.mark.parametrize(("average", "step"), [("none", 5), ("checkpoints", 8), ("checkpoints", 12)])
 def test_a_damaged_checkpoint_that_the_end_relies_on_is_made_again(tmp_path, average, step):
-    """If the best or an averaged checkpoint is damaged, the run resumes before it and ends with the same weights."""
+    """If a checkpoint needed for the final weights is damaged, the run resumes from an earlier one and ends with the
+    same weights."""
     scores = {5: 3.0, 10: 1.0, 13: 2.0}
     options = {"steps": 13, "average": average, "average_last": 3, "watch": "score", "watch_for": "highest"}
     if average == "none":
@@ -328,7 +330,8 @@ def test_a_mean_that_is_worse_is_not_taken(tmp_path):
 def test_epochs_end_a_run(tmp_path):
     batches = Shuffled(7)
     fitted = train(tmp_path, batches=batches, steps=1000, epochs=3, accumulate=4, held_out=held_out())
-    assert (fitted.ended, fitted.epochs, fitted.step) == ("epochs", 3, 6)  # 21 batches: five updates of four, and one
+    # 3 epochs of 7 batches: five updates with four batches each, and one with the last batch.
+    assert (fitted.ended, fitted.epochs, fitted.step) == ("epochs", 3, 6)
     assert fitted.tokens == 3 * sum(batch[:, 1:].numel() for batch in batches.batches)
     assert figures(tmp_path)[-1]["kind"] == "validation"
 

@@ -69,7 +69,7 @@ def test_damage_is_noticed(checkpoints, name, fault):
     assert "step-000012" in said[0]
     with pytest.raises(CheckpointError, match="step-000012"):
         checkpoints.at(12)
-    save(checkpoints, 12)  # replaces the damaged checkpoint
+    save(checkpoints, 12)  # saving step 12 again replaces its damaged checkpoint
     assert checkpoints.at(12).step == 12
 
 
@@ -244,7 +244,7 @@ def test_only_tensors_are_saved():
 
 @pytest.mark.parametrize("gauss", [False, True])
 def test_random_numbers_go_on_where_they_were(gauss):
-    if gauss:  # gauss() caches a second number for the next call
+    if gauss:  # Python's gauss() computes two numbers and caches the second for the next call
         random.gauss()
         np.random.standard_normal()
     device = torch.device("cpu")

@@ -41,7 +41,7 @@ def finished(folder: Path) -> None:
 
 
 def wait_for_step(folder: Path, step: int, process: ForkServerProcess) -> None:
-    """Wait until the process has written a checkpoint of this step or of a later one."""
+    """Wait until the process has written a checkpoint of the given step or of a later one."""
     checkpoints = Run(folder).checkpoints
     while not any(each >= step for each in checkpoints.steps()):
         assert process.is_alive(), said(folder)
@@ -81,7 +81,8 @@ def test_killed_at_random_moments(tmp_path, whole):
         before = max(Run(folder).checkpoints.steps(), default=0)
         process = start(folder)
         wait_for_step(folder, before + 4, process)
-        time.sleep(chance.uniform(0, 0.12))  # the kill may occur in a step, a validation or a checkpoint
+        # The process may be killed during a step, a validation or the writing of a checkpoint.
+        time.sleep(chance.uniform(0, 0.12))
         kill(process)
         good = Run.open(folder).checkpoints.newest(lambda text: pytest.fail(text))
         assert good is not None

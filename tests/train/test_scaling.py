@@ -105,7 +105,8 @@ def test_two_processes_send_the_bytes_of_the_formula(measured, way):
     if None in sent:
         pytest.skip("this system does not count the bytes of a socket")
     expected = cost(way, Work(MODEL, TOKENS, LENGTH), replace(SIMPLE, scatters=False), 2).sent
-    assert math.isclose(sum(sent) / 2, expected, rel_tol=0.05)  # 5 % for headers, sums of losses and signals
+    # The tolerance of 5 % is for headers, sums of losses and signals.
+    assert math.isclose(sum(sent) / 2, expected, rel_tol=0.05)
 
 
 @pytest.mark.process

@@ -1,4 +1,4 @@
-"""Which weights count as the best if the watched metric is equal in several validations."""
+"""Tests of which checkpoint's weights are the best if the watched metric is equal in several validations."""
 
 from tiny_training import Shuffled, make, summed
 

@@ -26,12 +26,13 @@ TINY = (
 # and the usual size; with a larger epsilon such steps are small, so that weights can be compared.
 EXACT = ("dropout=0", "epsilon=1e-3")
 RECURRENT = (*EXACT, "embedding=8", "accumulate=2")
-PIECES = "train.pieces=true"  # each worker writes its part of a checkpoint
+PIECES = "train.pieces=true"  # with train.pieces=true, each worker writes its part of a checkpoint
 SHARDED = ("train.shard=true", PIECES)
-GATHERED = ("train.shard=true", "train.pieces=false")  # worker 0 writes whole tensors
+# With train.pieces=false, worker 0 writes all tensors of a checkpoint.
+GATHERED = ("train.shard=true", "train.pieces=false")
 TRANSFORMER = (*EXACT, "model=transformer", "heads=2", "average=ema")
 RANDOM = ("dropout=0.2", "embedding=8", "average=ema")
-CUT = 4  # the step from which runs are resumed
+CUT = 4  # the step of the checkpoint from which the tests resume runs
 
 Trained = Callable[..., Path]
 
@@ -230,7 +231,8 @@ def test_two_workers_evaluate_as_one_process_did(figures, trained, part):
 
 @pytest.mark.process
 def test_answers_keep_the_order_of_the_lines(trained, tmp_path):
-    """Sources are compared instead of answers, because a run of few steps gives nearly equal answers to all lines."""
+    """The printed source sentences are compared instead of translations, because a run of few steps translates all
+    lines nearly alike."""
     sources = ["Tom chases Jerry", "Jerry chases Tom", "Mary sees the cat", "the cat sees Mary", "Tom sees Mary"]
     text = "\n".join(sources) + "\n"
     done = start(tmp_path, 2, "predict", trained(0, *RECURRENT), "--json", lines=text).ended()

@@ -1,4 +1,4 @@
-"""Collective operations of workers, which are threads of one process here."""
+"""Tests of collective operations of data-parallel workers, which are threads of one process here."""
 
 import json
 import socket
@@ -112,7 +112,8 @@ OPTIMIZER = {"optimizer/step/weight": torch.tensor(4.0), "average/weight": torch
 
 @pytest.fixture
 def pieces(together, tmp_path) -> Checkpoints:
-    """Return the checkpoints of a folder in which three workers wrote one, with 3, 3 and 1 rows of the weight."""
+    """Return a folder of checkpoints in which three workers wrote one checkpoint, with 3, 3 and 1 rows of a weight
+    matrix."""
     checkpoints = Checkpoints(tmp_path)
 
     def work(workers: Workers) -> Any:

@@ -81,8 +81,8 @@ def same_weights(one: dict[str, Tensor], two: dict[str, Tensor]) -> None:
 def main(folder: str, steps: int, slow_after: int) -> None:
     """Train in a separate process, for tests to kill; its output goes to `folder`.log.
 
-    The batches of the first `slow_after` steps of this process pause for a moment, those of later steps for a second:
-    a test on a busy machine can then still kill it in time.
+    Each of the first `slow_after` steps pauses for a moment, each later step for a second, so that a test on a busy
+    machine can kill the process before training ends.
     """
     sys.stdout = sys.stderr = Path(f"{folder}.log").open("a", buffering=1)  # noqa: SIM115
 

@@ -37,7 +37,8 @@ def run(
     """Run the `regard` command in this process, with standard output in the file `log` and standard input `lines`."""
     os.environ.update(environment)
     torch.set_num_threads(1)
-    if environment.get("WORLD_SIZE") == "3":  # three workers use DDP; fewer or more workers sum all gradients at once
+    # With three workers, gradients are summed by DDP; with fewer or more, all at once.
+    if environment.get("WORLD_SIZE") == "3":
         gradient_sums.BUCKET = 0
     sys.argv = ["regard", *arguments]
     sys.stdin = io.TextIOWrapper(io.BytesIO((lines or "").encode()))
@@ -91,7 +92,7 @@ def start(
 ) -> Started:
     """Start the command on `size` workers (0: one process without torchrun's environment).
 
-    `own` holds further arguments of single workers, by rank.
+    `own` maps the rank of a worker to further arguments for this worker alone.
     """
     folder.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("forkserver")
