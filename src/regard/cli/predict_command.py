@@ -85,7 +85,8 @@ def _show(place: str, prediction: Prediction | InputError, *, as_json: bool) -> 
         print(json.dumps(prediction.record(), ensure_ascii=False) if as_json else _line(prediction.line), flush=True)
 
 
-Given = tuple[str, Any]  # the origin of an input, such as "line 3", and the input or its InputError
+# a pair: the origin of an input, such as "line 3", and the input, or the InputError if the input is invalid
+Given = tuple[str, Any]
 
 
 def _batches(task: Task, arguments: Sequence[str]) -> Iterator[list[Given]]:
@@ -100,7 +101,7 @@ def _batches(task: Task, arguments: Sequence[str]) -> Iterator[list[Given]]:
 
 
 def _parsed(task: Task, item: InputText, *, from_line: bool) -> Any:
-    """Return the input of a text or of a JSON object in a line, or an InputError.
+    """Return the input of the model that a line of text or of JSON describes, or an InputError if the line is invalid.
 
     Tasks with several inputs accept only JSON objects.
     """
@@ -137,7 +138,7 @@ def _answers(
 
 
 def _line(text: str) -> str:
-    """Return a text as one line; with line breaks, the lines of the output would not match those of the input."""
+    """Return a prediction as one line: with line breaks in it, the output would not have one line for each input."""
     return text.replace("\r\n", " ").replace("\n", " ").replace("\r", " ")
 
 

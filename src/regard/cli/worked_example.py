@@ -198,7 +198,7 @@ def _attend(
     normalize: Normalizer = regard.Softmax(),
 ) -> tuple[Tensor, Tensor]:
     attended = regard.attention(query, hidden, hidden, score=score, normalize=normalize, weights=regard.full())
-    # For type checkers: only some requests, such as full(), return a tensor.
+    # This assertion is for type checkers: only some requests of weights, such as full(), return a tensor.
     assert isinstance(attended.weights, Tensor)
     return attended.output, attended.weights
 

@@ -15,8 +15,8 @@ from regard.decode.penalties import GNMT, LengthPenalty, best_divisors, divisors
 from regard.decode.ranking import best
 from regard.decode.records import Bounds, Hypothesis, StepFunction, bounds, check_step, grouped, refuse_broken
 
-# In a grouped state every hypothesis computes scores with the keys of all hypotheses of its row, most of them masked.
-# For beams wider than this number, a separate cache for each hypothesis is faster.
+# In a grouped state, scores of every hypothesis with the keys of all hypotheses of its row are computed, and most are
+# masked. For beams wider than this number, a separate cache for each hypothesis is faster.
 GROUPED_WIDTH = 16
 
 
@@ -80,7 +80,7 @@ def searched(
     shrink: float | None,
     captures: Captures | None,
 ) -> list[list[Hypothesis]]:
-    """Return the hypotheses of each row, by a captured search if the state supports it, else by the general loop."""
+    """Return the hypotheses of each row, by a search with fixed shapes if the state supports it, else by `_search`."""
     if limits.start.shape[0] == 0:
         return []
     if width <= GROUPED_WIDTH:
@@ -143,7 +143,7 @@ def _reorder(parents: Tensor, rows: Tensor, running: Tensor | None, slots: int, 
     index = (places[:, None] * slots + parents[going]).flatten()
     same = index.device.type == "cpu" and slots == parents.shape[1] and running is None
     if same and torch.equal(index, torch.arange(index.numel())):
-        # The order is unchanged, so the caches are not copied. On CUDA the order is not compared, because the
-        # comparison would make the host wait for the device.
+        # The order of the hypotheses is unchanged, so the caches are not copied. On CUDA the order is not compared,
+        # because the comparison would make the host wait for the device.
         return going, state
     return going, state.reorder(index)

@@ -15,18 +15,18 @@ class Front:
 
     sums: Float[Tensor, "b s"]  # log-probability of each hypothesis; −∞ marks an empty slot
     tokens: Int[Tensor, "b s"]
-    parents: Int[Tensor, "b s"]  # the slot, before the last step, of the hypothesis that each one continues
-    values: Float[Tensor, "b s"]  # log-probability of the last token alone
+    parents: Int[Tensor, "b s"]  # the slot, before the last step, of the hypothesis that each hypothesis continues
+    values: Float[Tensor, "b s"]  # log-probability of the last token of each hypothesis
     done_score: Float[Tensor, "b n"]
     done_sum: Float[Tensor, "b n"]
     done_time: Int[Tensor, "b n"]
-    done_slot: Int[Tensor, "b n"]  # the slot of each finished hypothesis before it stopped
-    count: Int[Tensor, "b"]  # the number of finished hypotheses
+    done_slot: Int[Tensor, "b n"]  # the slot (place in the beam) of each finished hypothesis before it stopped
+    count: Int[Tensor, "b"]  # the number of finished hypotheses of each row
     closed: Bool[Tensor, "b"]  # whether the search of a row has ended
     width: int
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the tensors that the kernel `regard.kernels.triton.beam_update` changes in place.
+        """Return the tensors of this state that the kernel `regard.kernels.triton.beam_update` changes in place.
 
         The tensors have the order of the kernel's arguments.
         """

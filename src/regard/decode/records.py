@@ -58,7 +58,7 @@ class Bounds:
     limit: Int[Tensor, "b"]  # the largest number of tokens of each row, without the stop token
     longest: int  # the maximum of `limit`
     minimum: int  # the smallest number of tokens, without the stop token
-    never: Int[Tensor, "n"] | None  # the tokens that are excluded
+    never: Int[Tensor, "n"] | None  # the tokens that a hypothesis must not contain
 
     def distribution(self, logits: Tensor, time: int | Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probabilities (b, v) with −∞ for excluded tokens, and the stop token's own ones (b,).

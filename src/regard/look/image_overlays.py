@@ -49,7 +49,7 @@ class _Sheet:
     title: str
     picture: "Image"
     tiles: list[_Tile]
-    width: int  # width of a tile
+    width: int  # width of a tile in pixels
     height: int
     legend: str
     shadow: NDArray[np.uint8]
@@ -59,7 +59,7 @@ class _Sheet:
         return min(_ACROSS, len(self.tiles))
 
     def place(self, number: int) -> tuple[int, int]:
-        """Return the upper left corner (x, y) of the tile of that number."""
+        """Return the upper left corner (x, y), in pixels, of the n-th tile of the drawing."""
         down, right = divmod(number, self.across)
         return _EDGE + right * (self.width + _GAP), 44 + down * (self.height + _UNDER)
 
@@ -71,7 +71,7 @@ class _Sheet:
 
 
 def fits(record: Record, batch: int = 0) -> bool:
-    """Return whether the columns of a record are cells of a picture, and its rows are not."""
+    """Return whether the keys of a record are the cells of a picture, and its queries are not."""
     rows, columns = record.labels(batch=batch)
     if columns is None or columns.kind != "patches" or not {"image", "grid"} <= columns.extra.keys():
         return False
@@ -218,7 +218,7 @@ def _is_small(picture: "Image") -> bool:
 
 
 def _enlarged(picture: "Image") -> int:
-    """Return the width of a tile; for a small picture it is a multiple of its width, so that pixels stay squares."""
+    """Return the width of a tile; that of a small picture is a multiple of its width, so that pixels stay squares."""
     times = _SIDE // picture.width
     return times * picture.width if _is_small(picture) and times > 1 else _SIDE
 

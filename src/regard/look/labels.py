@@ -76,7 +76,7 @@ class Labels:
         return len(self.items)
 
     def trimmed(self) -> "Labels":
-        """Return the labels without those of padding positions.
+        """Return the labels of the positions that are not padding.
 
         >>> Labels("tokens", ("a", "b", "[PAD]"), shown=(0, 1)).trimmed().items
         ('a', 'b')
@@ -84,7 +84,8 @@ class Labels:
         return self._trimmed
 
     @functools.cached_property
-    def _trimmed(self) -> "Labels":  # cached, so that records that share labels also share the trimmed labels
+    # the result is cached, so that records that share labels also share the labels without padding
+    def _trimmed(self) -> "Labels":
         return self if self.shown is None else Labels(self.kind, tuple(self.items[n] for n in self.shown))
 
 

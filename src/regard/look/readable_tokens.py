@@ -90,8 +90,8 @@ def from_offsets(text: str, offsets: Sequence[tuple[int, int]], names: Sequence[
 
 
 class _Cover(NamedTuple):
-    first: int  # index of the first piece that contains bytes of a character
-    last: int  # index of the last piece that contains bytes of that character
+    first: int  # index of the first sub-word piece that contains bytes of the character
+    last: int  # index of the last sub-word piece that contains bytes of the character
 
 
 def _labelled(text: str, spans: Sequence[tuple[int, int]]) -> list[str]:
@@ -155,7 +155,7 @@ def _is_byte_level(pieces: Sequence[str]) -> bool:
 
 
 def _runs(raw: Sequence[bytes | None]) -> list[list[int]]:
-    """Return the runs of adjacent pieces that have bytes, as lists of indices; pieces of None separate the runs."""
+    """Return the runs of adjacent pieces that are not None, as lists of indices; a None separates two runs."""
     runs: list[list[int]] = [[]]
     for n, data in enumerate(raw):
         if data is not None:

@@ -14,8 +14,8 @@ from regard.models.memory import Memory
 from regard.nn.attention import Attention, pairs
 from regard.nn.protocol import Projected
 
-# The gate of each key. The sum of the gates is a soft count of the matching keys. The bias makes the gates small at the
-# start of training.
+# The gate σ(score − 2) of each key; the sum of the gates is a soft count of the keys that match the query. The bias
+# makes the gates small at the start of training.
 _GATE = Sigmoid(bias=-2.0)
 
 
@@ -25,7 +25,8 @@ class Stacked:
 
     logits: Float[Tensor, "b n classes"]
     weights: tuple[Tensor | Top, ...] = ()
-    log_prob: Float[Tensor, "b n hops"] | None = None  # log-probability of the sampled keys of hard attention
+    # log-probability of the keys that hard attention sampled in each hop
+    log_prob: Float[Tensor, "b n hops"] | None = None
 
 
 class StackedClassifier(nn.Module):

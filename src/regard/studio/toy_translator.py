@@ -82,7 +82,8 @@ class Toy:
     def score(self, text: str, target: Sequence[str], place: int, kept: Bool[Tensor, "n k"]) -> Float[Tensor, "n"]:
         """Return the probability of word `place` of the translation `target`, for each mask of source words.
 
-        A row of `kept` is True at the source words that the translator reads; other source words are removed.
+        A row of `kept` is one mask: True at the source words that the translator reads, False at words that are
+        removed.
         """
         source = re.findall(r"\w+|[^\w\s]", text)
         known = {row: self._chance([word for word, there in zip(source, row, strict=True) if there], target, place)
@@ -146,7 +147,7 @@ class _Sentence:
         memory = scores[:, :, None]
         weights = attention(query, memory, memory, score=Dot(), normalize=self.toy.normalize, weights=full()).weights
         assert isinstance(weights, Tensor)
-        left = (~self.silent).sum() - done  # number of source words without a translation so far
+        left = (~self.silent).sum() - done  # `left` is the number of source words that are not translated yet
         ending = torch.sigmoid(40 * (0.5 - left))
         speaking = weights[:, 0] * (~self.silent)
         words = (speaking / speaking.sum(1, keepdim=True).clamp_min(1e-6)) @ self.lexicon

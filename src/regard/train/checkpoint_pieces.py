@@ -21,7 +21,7 @@ def piece_name(kind: str, rank: int, size: int) -> str:
 
 
 def pieces_of(folder: Path, kind: str) -> list[Path]:
-    """Return the pieces of "model" or "optimizer" in a checkpoint, by worker; empty if it is not in pieces."""
+    """Return the files of "model" or "optimizer", one for each worker; empty if one worker wrote all tensors whole."""
     return sorted(folder.glob(f"{kind}-*-of-*.safetensors"))
 
 
@@ -80,7 +80,7 @@ class JoinedPieces(Mapping[str, Tensor]):
 
 
 class Part(Mapping[str, Tensor]):
-    """The tensors whose names begin with the prefix `part/`, under names without it; each access loads a tensor.
+    """The tensors whose names begin with the prefix `part/`, without that prefix; each access loads one tensor.
 
     >>> dict(Part({"average/w": torch.tensor(2.0), "optimizer/w": torch.tensor(1.0)}, "average"))
     {'w': tensor(2.)}

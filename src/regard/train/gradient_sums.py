@@ -101,7 +101,8 @@ class GradientSums:
                 total, count = run(batch)
             if total.ndim:
                 raise ValueError(f"loss must give a total of one number; got shape {tuple(total.shape)}")
-            # DDP and FSDP2 divide gradients by the number of workers, but the sum is needed: the loss is scaled up.
+            # DDP and FSDP2 divide gradients by the number of workers, but the sum is needed, so the loss is multiplied
+            # by the number of workers.
             averaged = self._sharded or wrapped is not None
             weight = (self._workers.size if averaged else 1) * counts
             (total if weight == 1 else total * weight).backward()
@@ -128,7 +129,8 @@ class GradientSums:
             part.view_as(gradient)
             for part, (_, gradient) in zip(flat.split([g.numel() for _, g in held]), held, strict=True)
         ]
-        if self._captured is not None:  # CUDA graphs write gradients to fixed addresses: the sums are copied there
+        # CUDA graphs write gradients to tensors at fixed addresses: the sums are copied into these tensors
+        if self._captured is not None:
             torch._foreach_copy_([gradient for _, gradient in held], parts)
             return
         for (parameter, _), part in zip(held, parts, strict=True):

@@ -30,10 +30,11 @@ class Gradients:
     total: float
     count: float
     norm: float
-    extra: tuple[float, ...] = ()  # further numbers that `reduce` appended, summed over the workers
+    # further numbers, summed over the workers, that the function `reduce` of `gather` appended
+    extra: tuple[float, ...] = ()
 
     def trouble(self) -> str | None:
-        """Return an error message if the loss or the gradient is not finite, else None."""
+        """Return an error message if the loss or the norm of the gradient is not finite, else None."""
         if not math.isfinite(self.total):
             return f"the loss is {self.total}"
         if not math.isfinite(self.norm):

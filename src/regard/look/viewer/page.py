@@ -13,7 +13,8 @@ from regard.look.viewer.page_data import WHOLE, Budget, as_json, pack
 FOLDER = Path(__file__).parent / "assets"
 ENTRY = "main.js"
 LANGUAGES = ("en", "zh")
-# Without `batch`, a page has at most MOST sequences, and at most WEIGHTS weights in all of them.
+# Unless the caller selects sequences by `batch`, a page has at most MOST sequences, with at most WEIGHTS attention
+# weights in total.
 MOST, WEIGHTS = 64, 2**25
 
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w.]+)";$', re.MULTILINE)

@@ -85,7 +85,7 @@ class ImageEncoder(nn.Module):
         return self.memory(self.backbone(images))
 
     def memory(self, maps: Float[Tensor, "b c rows columns"]) -> Memory:
-        """Return the memory of feature maps that the backbone has computed, for example cached ones."""
+        """Return the memory of feature maps that the backbone has computed, for example of cached feature maps."""
         rows, columns = maps.shape[-2:]
         for gates in (self.channel, self.spatial):
             maps = maps if gates is None else gates(maps)

@@ -9,7 +9,8 @@ import { say } from "./words.js";
 const MOST = 256; // largest size in MB of a trace file
 
 export async function open(place, kept) {
-  // The sections "ask" and "views" show the traces of answers and of runs, so they are omitted here.
+  // The sections "ask" and "views" show the traces of answers and of runs, so these traces are omitted from the list of
+  // this section.
   const traces = (await json("/api/traces")).traces.filter(({ origin }) => !["answer", "run"].includes(origin));
   const mine = traces.filter(({ origin }) => origin !== "example");
   const asked = location.hash.split("/")[2];

@@ -47,7 +47,8 @@ export async function open(place, kept) {
     type: "text", value: setup.text, maxlength: 2000, spellcheck: "false", autocomplete: "off", "data-name": "source",
     oninput: (event) => {
       setup.text = event.target.value;
-      setup.forced = [[], []]; // forced words belong to the translation of the previous text
+      // the words that the user forced belong to the translation of the previous text, so they are removed
+      setup.forced = [[], []];
       setup.chosen = [{}, {}];
       if (setup.text.trim()) translate();
     },

@@ -3,7 +3,7 @@
 // print and for colour-blind readers.
 
 const HUE = (258 * Math.PI) / 180;
-const BELOW = (48 * Math.PI) / 180; // hue of negative weights
+const BELOW = (48 * Math.PI) / 180; // the hue in degrees of negative weights, converted to radians
 const ODD = { light: [199, 21, 133], dark: [255, 105, 200] }; // colours of NaN and infinite weights
 const SCALES = {
   light: { lightness: [0.97, 0.4], chroma: [0.008, 0.17] },
@@ -60,7 +60,7 @@ function radians(degrees) {
   return (degrees * Math.PI) / 180;
 }
 
-// The colour of a weight as [r, g, b].
+// The colour of an attention weight as [r, g, b], from 0 to 255.
 export function colorOf(value, highest, scale, theme) {
   if (!Number.isFinite(value)) return ODD[theme];
   return table(theme, value < 0)[Math.round(255 * stretch(value, highest, scale))];

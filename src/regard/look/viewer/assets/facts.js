@@ -5,7 +5,8 @@ import { compact, known, labelOf, short, weight } from "./format.js";
 import { best, valueAt } from "./model.js";
 import { heard } from "./sound.js";
 
-const GOOD = 0.05; // largest relative error that half precision explains; above it, the weights are wrong
+// largest relative error that half precision explains; a larger error means that the weights are wrong
+const GOOD = 0.05;
 
 // The title of the displayed map: the name of the layer and, if the layer has several heads, which of them are shown.
 // The head after the last is the mean of all heads.

@@ -10,7 +10,7 @@ import { Picture } from "./picture.js";
 import { pixels } from "./painter.js";
 import { huesOf } from "./several.js";
 
-const ACROSS = 16; // largest number of heads side by side
+const ACROSS = 16; // largest number of heads' small maps in one row
 const LONG = 40; // a name with more characters is laid out as a sentence, in a line of its own
 
 export class Overview {
@@ -85,7 +85,8 @@ export class Overview {
       const name = el("span", { class: "name", role: "rowheader", text: names[n], title: record.name || names[n] });
       const cells = el("div", { class: "cells", role: "presentation" });
       const order = Array.from({ length: record.heads }, (_, head) => head);
-      if (record.heads > 1) order.unshift(record.heads); // this index stands for the mean of the heads
+      // the index after the last head stands for the mean of the heads
+      if (record.heads > 1) order.unshift(record.heads);
       cells.append(...order.map((head) => this.cell(record, n, head, most)));
       grid.append(el("div", { class: "layer", role: "row" }, name, cells));
     });
@@ -115,7 +116,7 @@ export class Overview {
     const isMean = record.heads > 1 && head === record.heads;
     button.classList.toggle("mean", isMean);
     button.style.gridColumn = String(isMean || record.heads === 1 ? 1 : 2 + (head % Math.min(ACROSS, most)));
-    // Among several heads in colours, the mean cannot be chosen: it has no hue.
+    // If several heads are displayed in separate hues, the mean of the heads cannot be chosen, because it has no hue.
     if (isMean && state.get("several")) button.disabled = true;
     this.seen.observe(button);
     return button;

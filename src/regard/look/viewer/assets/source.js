@@ -48,7 +48,7 @@ export class MemorySource {
     this.packs = packs;
     this.pictures = pictures;
     this.unpacked = new Map();
-    this.maps = new Map(); // cache of the maps of recently shown heads
+    this.maps = new Map(); // a cache of the attention maps of recently shown heads
   }
 
   async sequence(n) {

@@ -37,7 +37,7 @@ export function remembered(name) {
     const kept = localStorage.getItem(`regard.${name}`);
     if (kept) return kept;
   } catch {
-    // storage is not available in a sandboxed frame or for some files
+    // the browser's storage is not available in a sandboxed frame or for some files
   }
   return new URLSearchParams(location.hash.slice(1)).get(name);
 }

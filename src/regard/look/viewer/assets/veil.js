@@ -11,8 +11,8 @@ const THICK = 190; // opacity of the overlay at weight 0, of at most 255
 const SIDE = 144;
 // A picture with a mean lightness below this gets a light overlay, because a dark one would be invisible.
 const DARK = 0.3;
-const means = new WeakMap(); // cache: the mean colour of each picture
-const veils = new WeakMap(); // cache: the overlays of each model, by word and settings
+const means = new WeakMap(); // a cache of the mean colour of each picture
+const veils = new WeakMap(); // a cache of the overlays of each head's data, by word and settings
 
 // The overlay for one word: the word's weights over a grid of high × wide cells, as a picture.
 export function veilOf(model, word, weights, { high, wide }, most, look) {
@@ -71,7 +71,8 @@ function interpolated(weights, high, wide, size) {
   return spread;
 }
 
-// For each pixel along one side: the four cells that it is interpolated from, with their coefficients.
+// For each pixel along one side of the overlay: the four cells from which the pixel is interpolated, and their
+// coefficients.
 function taps(count, size) {
   return Array.from({ length: count * size }, (_, u) => {
     const place = (u + 0.5) / size - 0.5;

@@ -69,11 +69,12 @@ export class Viewer {
     }
   }
 
-  // Called when a stage has loaded its head: other views may be able to show it.
+  // Called when a stage (the part of the page for one trace) has loaded a head, because other views may be able to show
+  // that head.
   loaded(stage) {
     if (this.state.get("query")) stage.find(this.state.get("query"));
     this.tools();
-    this.stages.forEach((each) => each.refresh()); // all stages share one colour scale
+    this.stages.forEach((each) => each.refresh()); // the stages of all compared traces share one colour scale
   }
 
   render() {
