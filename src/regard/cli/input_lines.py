@@ -22,7 +22,7 @@ class InputText(NamedTuple):
 
 @runtime_checkable
 class ByteLines(Protocol):
-    """A stream of bytes that can be read by lines."""
+    """The interface of a stream of bytes that can be read line by line."""
 
     def readline(self, size: int, /) -> bytes:
         """Return the next line with its line feed, or at most `size` bytes of it; b"" at the end of the stream."""

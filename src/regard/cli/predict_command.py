@@ -23,7 +23,8 @@ from regard.train.distributed import Workers, joined
 from regard.train.run_directory import Run, RunError
 
 CHARACTERS = 1_000_000  # the largest number of characters of an input; a task may have a lower limit
-WATCHED = 12  # number of predictions for which the page also shows the self-attention that `regard.watch` records
+# number of predictions for which the page of attention maps also shows self-attention, recorded by `regard.watch`
+WATCHED = 12
 TOGETHER = 64  # number of inputs from arguments that the model receives as one batch
 
 

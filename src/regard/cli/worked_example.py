@@ -24,7 +24,7 @@ TITLE = "Tom chases Jerry → 汤姆 追逐 杰瑞"
 
 
 def tell(out: Path) -> None:
-    """Print the example to standard output, and write its picture and page into the folder `out`."""
+    """Print the worked example to standard output, and write the picture and the page of its attention into `out`."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal whose encoding has no Chinese characters shows ? instead of raising an error.
         sys.stdout.reconfigure(errors="replace")

@@ -9,7 +9,7 @@ from regard.decode.records import Hypothesis
 
 
 class Trail:
-    """The tokens, backpointers and log-probabilities of all steps, stored by slot, and attention weights if given.
+    """The tokens, backpointers and log-probabilities of all steps of a beam search, and attention weights if given.
 
     A slot is a place in the beam. Backpointers connect the slots of successive steps, so that earlier steps are not
     copied when a beam is reordered.

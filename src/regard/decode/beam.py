@@ -39,9 +39,9 @@ def beam(
 
     At every step the `width` best hypotheses of a row continue. A hypothesis that is among the best when it stops is
     finished. A row ends when `width` hypotheses are finished, or earlier when no running hypothesis can become one of
-    the n best. This changes no result: the log-probability of a hypothesis only decreases, so its current value divided
-    by the largest penalty within the limit is an upper bound of its final score. Ties go to the hypothesis that ranked
-    higher, then to the lower token.
+    the n best. Ending a row early changes no result: the log-probability of a hypothesis only decreases, so its current
+    value divided by the largest penalty within the limit is an upper bound of its final score. Ties go to the
+    hypothesis that ranked higher, then to the lower token.
 
     `state` has one row for each token of `start`. After the first step it is reordered to `width` rows for each token,
     or stores the hypotheses as one group if it has `grouped`. On CUDA a whole step with a grouped state can be captured
@@ -96,7 +96,8 @@ def _search(
 ) -> list[list[Hypothesis]]:
     """Return the hypotheses of each row, by a loop over the tokens.
 
-    The search state `front` has all rows until the end; `rows` are the indices of the rows that the model processes.
+    The search state `front` has all rows of the batch until the end; `rows` are the indices of the rows that the model
+    still processes.
     """
     batch, width = limits.start.shape[0], front.width
     rows = torch.arange(batch, device=limits.start.device)
@@ -132,7 +133,7 @@ def _search(
 
 
 def _reorder(parents: Tensor, rows: Tensor, running: Tensor | None, slots: int, state: Any) -> tuple[Tensor, Any]:
-    """Return the indices of the batch rows that continue, and the state in which hypotheses continue their `parents`.
+    """Return the indices of the batch rows that continue, and the decoder's state, reordered by `parents`.
 
     `running` are indices into `rows`, of the rows that continue; None: all continue.
     """

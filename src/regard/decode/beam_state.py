@@ -35,7 +35,7 @@ class Front:
 
     @staticmethod
     def fresh(limits: Bounds, width: int, n_best: int, slots: int = 1) -> "Front":
-        """Return the state before the first token: each row has one hypothesis, in its first slot."""
+        """Return the state of a beam search before the first token: each row has one hypothesis, in the first slot."""
         batch, device = limits.start.shape[0], limits.start.device
         nothing = torch.zeros(batch, slots, dtype=torch.long, device=device)
         zeros = torch.zeros(batch, slots, dtype=torch.float64, device=device)
@@ -58,7 +58,7 @@ def advance(
     divisor: Tensor,
     hope: Tensor,
 ) -> Front:
-    """Return the state of the search after one more token.
+    """Return the state of the beam search after one more token of each hypothesis.
 
     `tokens` (b, s, c) are the c best next tokens of each slot, and `values` their log-probabilities. `at_stop` (b, s)
     is the log-probability of the stop token. `time` is an int, or a tensor on the device. `divisor` is the length

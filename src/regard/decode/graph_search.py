@@ -24,7 +24,8 @@ from regard.kernels import cuda_graphs
 from regard.kernels.availability import TRITON
 
 _SHORTEST = 4  # a search of fewer steps is not captured as a CUDA graph: the capture would take longer than it saves
-_LOOK = 8  # number of steps between two checks whether all rows have ended; each check waits for the device
+# number of decoding steps between two checks whether the search has ended for all rows; each check waits for the device
+_LOOK = 8
 
 
 class Captures:
@@ -127,8 +128,8 @@ class _Session:
     def fits(self, step: StepFunction, state: Any, limits: Bounds, width: int, n_best: int) -> bool:
         """Return whether the storage and the graph of this session can run a search with these arguments.
 
-        The step function, the limits of tokens and the number of results must be the same, and `state` must fit the
-        storage.
+        The step function, the limits of tokens and the number of results must be those for which this session was
+        created, and the storage must be large enough for `state`.
         """
         mine, theirs = self.limits.never, limits.never
         never = mine is theirs or (mine is not None and theirs is not None and torch.equal(mine, theirs))

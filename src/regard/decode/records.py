@@ -79,7 +79,7 @@ class Bounds:
 
     @property
     def patience(self) -> int:
-        """Return the number of steps between two checks whether all rows have ended.
+        """Return the number of decoding steps between two checks whether decoding has ended for all rows.
 
         On a GPU such a check makes the host wait for the device, so it is not done at every step.
         """
@@ -109,7 +109,7 @@ def bounds(start: Tensor, stop: int, limit: int | Tensor, minimum: int, never: S
 
 
 def grouped(state: Any) -> Any:
-    """Return `state.grouped()`, which stores the hypotheses of a row as one group, or `state` if it has none."""
+    """Return `state.grouped()`, which stores the hypotheses of a row as one group; or `state` if that is None."""
     group = state.grouped() if hasattr(state, "grouped") else None
     return state if group is None else group
 

@@ -109,7 +109,7 @@ def patches(image: "bytes | str | Path | Image", grid: tuple[int, int], *, speci
 def glimpses(
     items: Sequence[str], places: Sequence[tuple[float, float]], seen: "Sequence[Sequence[Any]]", sides: Sequence[float]
 ) -> Labels:
-    """Return labels for the glimpses of an image, which hold the glimpses' locations and patches.
+    """Return labels for the glimpses of an image; the labels hold the location and the patches of each glimpse.
 
     `places` are the locations (x, y) as fractions of the image's width and height, from its upper left corner. `seen`
     has, for each glimpse, one patch (height, width) of numbers from 0 to 1 for each scale. `sides` has, for each scale,

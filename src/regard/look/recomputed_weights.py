@@ -51,7 +51,7 @@ class Shortened(NamedTuple):
 
 
 class Pairs:
-    """The weights of a `Problem` of `regard.core`: an attention call with any score, normaliser, mask and bias.
+    """The attention weights of a `Problem` of `regard.core`, a call with any score, normaliser, mask and bias.
 
     The weights are recomputed with the plain implementation, also if another kernel computed the call's output. `sinks`
     (h,) are the scores of one additional key for each head, which has no value but receives weight in each row

@@ -9,14 +9,14 @@ from regard.look.readable_tokens import from_bytes, from_offsets, readable
 
 @runtime_checkable
 class NamesTokens(Protocol):
-    """The method of a tokenizer of the transformers library that is used to name tokens."""
+    """The interface of a tokenizer of the transformers library: the one method that is used to name tokens."""
 
     def convert_ids_to_tokens(self, ids: list[int], /) -> list[str]: ...
 
 
 @runtime_checkable
 class NamesToken(Protocol):
-    """The method of a tokenizer of the tokenizers library that is used to name a token."""
+    """The interface of a tokenizer of the tokenizers library: the one method that is used to name a token."""
 
     def id_to_token(self, id: int, /) -> str | None: ...
 
@@ -62,7 +62,8 @@ def of_tokenizer(tokenizer: object, given: Any) -> list[Named]:
     masks = _masks(given, rows) if isinstance(given, Mapping) else [None] * len(rows)
     own = tokenizer if isinstance(tokenizer, NamesToken) else getattr(tokenizer, "model", None)
     if not isinstance(tokenizer, NamesTokens) and isinstance(own, NamesToken):
-        tokenizer = own  # a wrapper such as regard's sub-word tokenizer: use the wrapped one of the tokenizers library
+        # if the tokenizer is a wrapper such as regard's sub-word tokenizer, its wrapped tokenizer is used
+        tokenizer = own
     return [Named(_readable(tokenizer, numbers), _shown(mask)) for numbers, mask in zip(rows, masks, strict=True)]
 
 

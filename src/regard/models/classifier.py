@@ -85,7 +85,7 @@ class Classifier(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> Classified:
-        """Return the logits of the classes of each memory.
+        """Return the logits of the classes of each sequence, image or scene whose encoding is in `memory`.
 
         `query` (b, query_size) is required if the classifier was built with `query_size`, and not allowed otherwise.
         """

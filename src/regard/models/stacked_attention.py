@@ -39,7 +39,7 @@ class StackedClassifier(nn.Module):
     + b with r = [c_K; u_0; s_K]. The count s_K = Σ_j σ(score_Kj − 2) measures how many keys match, which weights that
     sum to 1 cannot. With `counts=False`, r has no count.
 
-    The paper classifies u_K, which includes the contexts of earlier hops. Then the answer may come from any hop, and
+    Yang et al. classify u_K, which includes the contexts of all hops. With u_K the answer may come from any hop, and
     the weights of the last hop need not show its position. In this class earlier hops only determine the next query, so
     the answer comes from the last hop, whose weights show its position.
 

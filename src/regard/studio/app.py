@@ -302,7 +302,7 @@ async def _body(request: "Request", model: type[Body]) -> Body:
 
 
 def _numbers(request: "Request", *names: str) -> list[int]:
-    """Return the integers under these names in the query string; a missing one is 0."""
+    """Return the integers in a URL's query string that have the given names; the integer of a missing name is 0."""
     return [_whole(request.query_params.get(name, "0"), name) for name in names]
 
 

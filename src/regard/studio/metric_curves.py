@@ -44,8 +44,8 @@ class Curve:
             pairs = zip(self.means[::2], self.means[1::2], strict=False)
             odd = self.means[-1] if len(self.means) % 2 else None
             self.means = [_mean(pair) for pair in pairs]
-            # With an odd number of points, the last one has no partner: it is put back into `open`, and the next lines
-            # complete it.
+            # Pairs of points are merged. If the number of points is odd, the last point is put back into `open`, and is
+            # completed by the next lines of metrics.jsonl.
             self.open = [] if odd is None else [odd] * self.width
             self.width *= 2
 

@@ -112,7 +112,7 @@ class Guard:
     def is_mine(self, host: str) -> bool:
         """Return whether a Host header names this server.
 
-        A DNS name could have been bound to this machine by anyone.
+        Only known names are accepted, because anyone can register a DNS name that resolves to this machine.
         """
         if host.lower() in self.hosts:
             return True

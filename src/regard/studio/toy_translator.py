@@ -122,7 +122,7 @@ class _Sentence:
         self.rank = torch.empty(len(source)).scatter(0, torch.tensor(wanted), torch.arange(float(len(source))))
 
     def number(self, token: str) -> int:
-        """Return the id of a target token; an unknown token is added, as the translation of no source word."""
+        """Return the id of a target token; an unknown token is added to the vocabulary, without a source word."""
         if token == STOP:
             raise ValueError(f"a translation cannot be forced to end: {STOP!r} was among the forced tokens")
         if token not in self.vocabulary:

@@ -28,8 +28,8 @@ def pieces_of(folder: Path, kind: str) -> list[Path]:
 def my_rows(tensors: Mapping[str, Tensor], rank: int, size: int) -> dict[str, Tensor]:
     """Return the rows that a worker writes: its shard of a sharded tensor, an equal share of any other tensor.
 
-    The pieces of all workers, concatenated along the first axis in the order of the ranks, are the whole tensor. A
-    tensor without axes or without rows is written by the first worker.
+    The rows that all workers write, concatenated in the order of the ranks, are the whole tensor. A tensor without axes
+    or without rows is written by the first worker.
 
     >>> my_rows({"a": torch.arange(5), "step": torch.tensor(3.0)}, 1, 2)
     {'a': tensor([3, 4])}
@@ -47,10 +47,10 @@ def my_rows(tensors: Mapping[str, Tensor], rank: int, size: int) -> dict[str, Te
 
 
 class JoinedPieces(Mapping[str, Tensor]):
-    """The tensors of a checkpoint in pieces, by name.
+    """The tensors, by name, of a checkpoint of which each worker wrote its own rows (a piece).
 
-    Each access to a tensor loads and concatenates its pieces. A worker that cuts its own shard from one tensor after
-    another therefore needs memory for one whole tensor, not for all of them.
+    Each access to a tensor loads and concatenates the rows that the workers wrote. A worker that cuts its own shard
+    from one tensor after another therefore needs memory for one whole tensor, not for all of them.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:

@@ -49,7 +49,7 @@ class Captured:
             torch._foreach_zero_(list(self._places.values()))
 
     def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Return the total loss and the count of a batch, and add its gradients to those of the parameters."""
+        """Return a batch's total loss and number of summands, and add its gradients to the parameters' gradients."""
         shapes = _shapes(batch) if self._works else None
         if shapes is None:
             return self._plain(batch)
@@ -73,7 +73,7 @@ class Captured:
     def _recorded(self, shapes: Shapes, batch: Any) -> tuple[Tensor, Tensor]:
         """Run the batch without a graph, and if it did not synchronise with the device, capture a graph of its shapes.
 
-        Return the total loss and the count of the batch.
+        The total loss of the batch and the number of its summands, such as tokens, are returned.
         """
         held = type(batch)(*(getattr(batch, field.name).to(self._device).clone() for field in fields(batch)))
         before = [gradient.clone() for gradient in self._places.values()]

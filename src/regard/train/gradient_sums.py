@@ -44,11 +44,11 @@ class Step(nn.Module):
 class GradientSums:
     """Sums the gradients of all workers, and stores the sums in the parameters' `grad` on every worker.
 
-    The first update sums all gradients at once, after the backward pass. It shows which parameters have gradients, so
-    that DDP need not search the graph for unused parameters. Later updates use DDP, with two exceptions that continue
-    to sum all gradients at once: gradients that fit one message of DDP, because there is no communication to overlap
-    with computation and DDP would copy each gradient separately; and CUDA graphs, whose gradients have fixed addresses.
-    With `sharded`, FSDP2 has wrapped `step` already and sums the gradients itself.
+    The first update sums all gradients at once, after the backward pass. This update shows which parameters have
+    gradients, so that DDP need not search the graph for unused parameters. Later updates use DDP, with two exceptions
+    that continue to sum all gradients at once: gradients that fit one message of DDP, because there is no communication
+    to overlap with computation and DDP would copy each gradient separately; and CUDA graphs, whose gradients have fixed
+    addresses. With `sharded`, FSDP2 has wrapped `step` already and sums the gradients itself.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class GradientSums:
         self._versions = self._buffer_versions()
 
     def of(self, batches: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the total loss and count of each batch of this worker.
+        """Yield the total loss of each batch of this worker, and the number of its summands, such as tokens.
 
         After the last batch, the parameters hold the gradients summed over all workers.
         """

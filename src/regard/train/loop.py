@@ -277,7 +277,7 @@ class _Loop:
         return (differentiated(self.loss, self.compiled, batch, self.precision, self.device) for batch in batches)
 
     def _exchange(self, sums: Tensor) -> Tensor:
-        """Return total loss and count, summed over all workers; with several, also how many received each signal."""
+        """Return total loss and token count over all workers, and if there are several, how many got each signal."""
         if self.workers.size == 1:
             return sums
         return self.workers.reduce(torch.cat([sums, sums.new_tensor(self.signals.flags())]))
@@ -410,7 +410,7 @@ class _Loop:
             yield plain
 
     def _choose(self) -> tuple[str, dict[str, float]]:
-        """Load the final weights into the model; return which they are, and their metrics if they were validated."""
+        """Load the final weights into the model; return which weights these are, and their metrics if validated."""
         state = self.state
         if self.settings.average == "checkpoints":
             self.checkpointer.put_mean(state.step)

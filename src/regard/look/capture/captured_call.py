@@ -1,6 +1,6 @@
 """A captured attention call, the check of its weights against its output, and its gradient.
 
-All modules that capture calls use these classes.
+All modules of `regard.look.capture` that capture attention calls use the classes of this module.
 """
 
 import math
@@ -16,7 +16,8 @@ from regard.look.attention_records import Source, VersionedTensors
 from regard.look.recomputed_weights import Modified, Pairs, lent
 
 _CHECKED_ROWS = 4  # number of rows whose product with the values is compared with the output
-_HELD_BYTES = 2**20  # largest size in bytes of a value tensor that is stored for a later check
+# largest size in bytes of a value tensor that is stored, so that weights @ value can be compared with the output later
+_HELD_BYTES = 2**20
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""Queries and keys of hand-written attention, stored instead of a large matrix of weights.
+"""Finds queries and keys of hand-written attention, which are stored instead of a large matrix of weights.
 
 The scores q kᵀ are tracked through operations that scale them, add a bias or mask them, up to their softmax. If only
 such operations were applied, queries and keys are stored instead of the matrix of weights. First some rows of the

@@ -106,7 +106,7 @@ def _sequences(trace: Trace, batch: int | Sequence[int] | None) -> list[int]:
 def _by_step(trace: Trace) -> Trace:
     """Return the trace with the steps of text generation (calls with one row each) joined into one map per layer.
 
-    If a record has labels, the trace is returned unchanged.
+    A trace with labelled records is returned unchanged.
     """
     steps = any(record.call > 0 and record.queries == 1 for record in trace.records)
     named = any(

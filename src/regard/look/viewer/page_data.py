@@ -29,9 +29,10 @@ KEPT = 8  # number of the largest weights of each row that are stored in 16 bits
 FINE = 4_000_000
 COARSE = 2e-4
 POOLED_CELLS = 3_000_000  # largest number of cells in all pooled maps of a page
-KEPT_WEIGHTS = 1_200_000  # largest number of separately stored largest weights in all pooled maps of a page
+# largest number of single weights (the largest of each row) that are stored for all pooled maps of a page
+KEPT_WEIGHTS = 1_200_000
 SOUND = 2**20  # largest size in bytes of a sound in a page; a larger one is omitted
-BLOCK = 2**22  # largest number of weights that are in memory at a time
+BLOCK = 2**22  # largest number of attention weights that are in memory at a time
 NUMBERS = (  # the entries of `Labels.extra` that are lists of numbers
     *("x", "y", "heading", "speed", "sides", "probability", "length", "width", "present", "ego"),
     *("lanes", "crossings", "zebras", "ramps"),

@@ -60,7 +60,7 @@ class RecurrentEncoder(nn.Module):
         self.words = None if plain else nn.Linear(embedding_size or size, self.memory_size, bias=False)
 
     def forward(self, source: Int[Tensor, "b k"], lengths: Int[Tensor, "b"] | None = None) -> Memory:
-        """Return the memory of the sources; `lengths` are their numbers of tokens, without padding (None: all)."""
+        """Return the memory (states) of source sequences; `lengths` are their numbers of tokens (None: no padding)."""
         sharding.refuse("a recurrent encoder")
         memory = self._read(source, lengths)
         if self.words is None:

@@ -20,7 +20,7 @@ class Read(NamedTuple):
 def serves(network: nn.GRU | nn.LSTM) -> bool:
     """Return whether `read` can run the network: a GRU of one layer on the CPU, outside of torch.compile.
 
-    Autocast must be off or bfloat16.
+    `read` runs the network only if autocast is off or its dtype is bfloat16.
     """
     plain = isinstance(network, nn.GRU) and network.num_layers == 1 and not torch.compiler.is_compiling()
     known = not torch.is_autocast_enabled("cpu") or torch.get_autocast_dtype("cpu") == torch.bfloat16

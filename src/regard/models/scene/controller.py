@@ -114,7 +114,7 @@ def _mean(memory: Memory) -> Tensor:
 def _mean_reader(memory_size: int, size: int, heads: int) -> nn.Sequential:
     """Return a two-layer network that is applied to the mean of a memory's values, in place of attention.
 
-    It has about as many parameters as multi-head attention of this size.
+    The network has about as many parameters as multi-head attention of the given size.
     """
     with torch.device("meta"):
         twin = MultiHeadAttention(size, heads, key_size=memory_size)

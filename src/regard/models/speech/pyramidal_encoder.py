@@ -46,7 +46,7 @@ class SpeechEncoder(nn.Module):
         self.reduction = stack * 2**layers  # number of audio frames that one position of the memory represents
 
     def forward(self, frames: Float[Tensor, "b t f"], lengths: Int[Tensor, "b"] | None = None) -> Memory:
-        """Return the memory of the recordings; `lengths` are their numbers of frames, without padding (None: all)."""
+        """Return the memory (states) of recordings; `lengths` are their numbers of frames (None: no padding)."""
         sharding.refuse("a pyramidal encoder")
         if lengths is not None:
             _check(frames, lengths)

@@ -109,7 +109,7 @@ class TransformerEncoder(nn.Module):
         )
 
     def forward(self, source: Int[Tensor, "b k"], lengths: Int[Tensor, " b"] | None = None) -> Memory:
-        """Return the memory of `source`; `lengths` are the numbers of tokens of its rows, without padding."""
+        """Return the memory (states) of `source`; `lengths` are its rows' numbers of tokens, without padding."""
         states = self.read(source, lengths).output
         if lengths is None:
             memory = Memory(states, states, None, states.mean(1))

@@ -30,7 +30,7 @@ class Looked:
 
 @dataclass(frozen=True, eq=False)
 class LookedLoss:
-    """A loss: the total to minimise, and the three terms whose weighted sum it is."""
+    """A loss: the total to minimise, and the three terms of which the total is the weighted sum."""
 
     total: Float[Tensor, ""]
     classification: Float[Tensor, ""]

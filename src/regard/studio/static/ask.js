@@ -10,7 +10,7 @@ import { say } from "./words.js";
 
 // names of the settings of the displayed attention map that are kept for the next answer
 const KEPT = ["view", "scale", "cells"];
-const LONGEST = 24; // largest number of displayed items of a list in a record
+const LONGEST = 24; // largest number of displayed items of a list in the record (JSON) of a prediction
 
 export async function open(place, kept) {
   const { runs } = await json("/api/runs");

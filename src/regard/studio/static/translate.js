@@ -1,4 +1,5 @@
-// The section of translation: the source can be edited, a target word can be forced, and two runs can be compared.
+// The section "translate" of the studio: the source text can be edited, a target word can be forced, and two runs can
+// be compared.
 
 import { el } from "/page/dom.js";
 import { short } from "/page/format.js";

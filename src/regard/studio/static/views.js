@@ -1,4 +1,5 @@
-// The section of views: the attention of each run on its own example, and example traces for each kind of drawing.
+// The section "views" of the studio: the attention of each run for the run's own example, and an example trace for each
+// kind of drawing.
 
 import { el } from "/page/dom.js";
 import { json } from "./server.js";

@@ -206,7 +206,7 @@ function rowNames(painter, box, place, seen, model, look) {
       const strong = i === hover?.row || i === locked?.row;
       if (!ticked(i, every) && !strong && !matches.rows.has(i)) continue;
       if (!strong && every > 1 && near(i, [hover?.row, locked?.row], every)) continue;
-      // Keeps the first label from being cut off at the top.
+      // The minimum of SIZE / 2 keeps the first label from being cut off at the top.
       const y = place.top + Math.max(place.high * (i + 0.5), i ? 0 : SIZE / 2);
       const color = matches.rows.has(i) ? colors.accent : strong ? colors.text : colors.quiet;
       const style = { size: SIZE, color, anchor: "end", weight: strong || matches.rows.has(i) ? 600 : 400 };

@@ -273,7 +273,8 @@ export class Stage {
     return true;
   }
 
-  // The position that is locked after a key press: in a map, keys move along both axes; otherwise from token to token.
+  // The position that is locked after a key press: in a heat map, arrow keys move the position along rows and columns;
+  // in other views, from token to token.
   step(key) {
     const { queries, keys } = this.model.record;
     const { row = null, column = null } = this.place("locked") ?? {};
@@ -373,7 +374,8 @@ export class Stage {
     this.tell();
   }
 
-  // The sentences of both axes as running text, because the labels in a map are shortened and far apart.
+  // The sentences of the rows and of the columns as running text, because the labels in a map are shortened and far
+  // apart.
   texts() {
     const { say, model } = this;
     const sides = model.same ? [["sentence", model.rows]] : [["queries", model.rows], ["keys", model.columns]];
