@@ -15,8 +15,9 @@ from regard.decode.penalties import GNMT, LengthPenalty, best_divisors, divisors
 from regard.decode.ranking import best
 from regard.decode.records import Bounds, Hypothesis, StepFunction, bounds, check_step, grouped, refuse_broken
 
-# In a grouped state, scores of every hypothesis with the keys of all hypotheses of its row are computed, and most are
-# masked. For beams wider than this number, a separate cache for each hypothesis is faster.
+# In a grouped state, which stores the hypotheses of a row as one group, every hypothesis computes scores with the keys
+# of all hypotheses of its row, and most of these scores are masked. For beams wider than this number, a separate cache
+# for each hypothesis is faster.
 GROUPED_WIDTH = 16
 
 

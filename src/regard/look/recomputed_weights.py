@@ -320,7 +320,7 @@ class Joined:
 
 
 class Worst:
-    """The largest error of `Record.check` over several records; NaN if one of them has no check."""
+    """The largest error that `Record.check` returns for several records; NaN if one of the records has no check."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         self._records = list(records)

@@ -102,8 +102,8 @@ def sentiment() -> Example:
 def reading() -> Example:
     """Return an example of question answering with two records.
 
-    In the first, the queries are the start and the end of the answer, and the keys are the words of a passage. In the
-    second, the queries are the words of the passage, and the keys are the words of the question.
+    In the first record, the queries are the start and the end of the answer, and the keys are the words of a passage.
+    In the second record, the queries are the words of the passage, and the keys are the words of the question.
     """
     passage = _words("Attention was first used for translation in 2014 , by three researchers in Montreal .")
     question = _words("Where was attention first used ?")

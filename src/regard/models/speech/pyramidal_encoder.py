@@ -105,7 +105,7 @@ class BothWays(nn.Module):
 def _joined(x: Tensor, count: int) -> Tensor:
     """Return x (b, t, d) with every `count` neighbouring steps concatenated: (b, ⌈t / count⌉, count · d).
 
-    The last group is padded with zeros.
+    If t is not a multiple of `count`, the last concatenated group of steps is padded with zeros.
     """
     if count == 1:
         return x
