@@ -130,7 +130,7 @@ def _said(path: _Path, crossed: set[Words], numbers: Words) -> Words:
 
 
 def _varying(paths: Sequence[_Path]) -> set[str]:
-    """Return the parts that occur in some of the paths, but not in all of them."""
+    """Return the parts of module paths that occur in some of the paths, but not in all paths."""
     parts = [set(path.others) for path in paths]
     return set.union(*parts) - set.intersection(*parts)
 

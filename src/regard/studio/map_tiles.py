@@ -129,7 +129,7 @@ def is_sampled(record: Record) -> bool:
 
 
 def _inside(record: Record, head: int, batch: int) -> Record:
-    """Return one sequence of a record; if `head` is the index after the last head, the record has their mean too."""
+    """Return one sequence of a record; if `head` is the index after the last head, with the mean of all heads."""
     within(head, 0, record.heads - (record.heads < 2), "head")
     within(batch, 0, record.batch - 1, "batch")
     sequence = record.sequence(batch)

@@ -70,7 +70,7 @@ class TraceStore:
         return self._add(trace, "handed in")
 
     def answered(self, trace: "Trace") -> StoredTrace:
-        """Store the trace of a prediction; the oldest such trace is removed when their number has reached the limit."""
+        """Store the trace of a prediction; at the limit of traces of predictions, the oldest of them is removed."""
         self._make_room("answer", self.limits.answers)
         return self._add(trace, "answer")
 

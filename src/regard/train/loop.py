@@ -277,7 +277,7 @@ class _Loop:
         return (differentiated(self.loss, self.compiled, batch, self.precision, self.device) for batch in batches)
 
     def _exchange(self, sums: Tensor) -> Tensor:
-        """Return total loss and token count over all workers, and for each signal the number of workers that got it."""
+        """Return total loss and token count over all workers; if there are several, also how many got each signal."""
         if self.workers.size == 1:
             return sums
         return self.workers.reduce(torch.cat([sums, sums.new_tensor(self.signals.flags())]))

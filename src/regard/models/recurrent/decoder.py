@@ -63,8 +63,8 @@ class RecurrentDecoder(nn.Module):
     context c_i is `memory.summary` (Cho et al. 2014). The first state is tanh(W_s · summary).
 
     In Luong's order without input feeding, `forward` calls the network once and attention once. Otherwise it loops over
-    the steps. For one GRU layer with additive attention the loop is hand-written, and on CUDA it is replayed as one
-    graph.
+    the steps. For one GRU layer with additive attention, a hand-written loop of `kernels.recurrent` runs the steps; on
+    CUDA one graph replays this loop.
 
     >>> from regard.core.requests import full
     >>> from regard.nn.attention import Attention

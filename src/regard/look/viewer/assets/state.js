@@ -47,13 +47,13 @@ export function remember(name, value) {
     localStorage.setItem(`regard.${name}`, value);
     return;
   } catch {
-    // storage is not available
+    // the browser's storage is not available
   }
   const kept = new URLSearchParams(location.hash.slice(1));
   kept.set(name, value);
   try {
     history.replaceState(null, "", `#${kept}`);
   } catch {
-    // a document without an address cannot store the setting
+    // a document without an address cannot store the setting in its address
   }
 }

@@ -5,7 +5,7 @@ import { colorOf, mostOf, stretch } from "./colors.js";
 import { compact } from "./format.js";
 import { pixels } from "./painter.js";
 
-const THICK = 190; // opacity of the overlay at weight 0, of at most 255
+const THICK = 190; // opacity of the overlay at weight 0, where 255 is opaque
 // The longer side of an overlay has at most this many pixels, and at least half as many; a grid with more cells has one
 // pixel for each cell.
 const SIDE = 144;
@@ -21,7 +21,7 @@ export function veilOf(model, word, weights, { high, wide }, most, look) {
   const name = [word, most, look.scale, look.cells, look.theme].join("/");
   const kept = known.get(name);
   if (kept?.source === weights.buffer) return kept.veil;
-  const size = Math.max(1, Math.floor(SIDE / Math.max(high, wide))); // side of a cell in pixels
+  const size = Math.max(1, Math.floor(SIDE / Math.max(high, wide))); // side of a cell of the overlay, in pixels
   const spread = look.cells || size === 1 ? repeated(weights, high, wide, size) : interpolated(weights, high, wide, size);
   const shadow = shadowOf(model.picture);
   const odd = colorOf(NaN, most, look.scale, look.theme);
