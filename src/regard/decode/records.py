@@ -61,7 +61,7 @@ class Bounds:
     never: Int[Tensor, "n"] | None  # the tokens that a hypothesis must not contain
 
     def distribution(self, logits: Tensor, time: int | Tensor) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities (b, v) with −∞ for excluded tokens, and the stop token's own ones (b,).
+        """Return log-probabilities (b, v) with −∞ for excluded tokens, and the log-probability of the stop token (b,).
 
         The stop token is excluded while the step number `time` is below `minimum`; the second result is its
         log-probability before that exclusion. `time` is an int, or a tensor on the device.

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 VIEWS = ("auto", "heatmap", "smooth", "cells")
 ROWS = 64  # the largest number of rows of a map that are drawn, each over its own copy of the picture
 _THICK = 190 / 255  # opacity of the overlay at weight 0, the same as in viewer/assets/veil.js
-_DARK = 0.3  # a picture with a mean lightness below this gets a light overlay, because a dark one would be invisible
+# a picture with a mean lightness below this gets a light overlay, because a dark overlay would be invisible
+_DARK = 0.3
 _SMALL = 96  # a picture with sides of at most this many pixels is enlarged by a whole factor, without interpolation
 _SIDE, _ACROSS, _GAP, _EDGE, _UNDER = 150, 6, 16, 16, 52
 _TEXT, _QUIET = "#1b1f24", "#626b78"

@@ -371,7 +371,7 @@ class _Loop:
         return checkpoints.path(steps[-1]) if steps else checkpoints.folder
 
     def _tied(self, figures: Mapping[str, float]) -> bool:
-        """Return whether the watched metric equals the best one so far, and the loss is lower.
+        """Return whether the watched metric equals its best value so far, and the loss is lower than at that value.
 
         While the watched metric does not change, such as a BLEU of 0 early in training, the loss determines the best
         weights.

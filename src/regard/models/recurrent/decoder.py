@@ -27,7 +27,7 @@ class RecurrentState:
     hidden: Hidden
     # the last input of the output layer, which input feeding adds to the network's next input
     feed: Float[Tensor, "b d"]
-    # The attention layer's values that the next token needs, such as the coverage or the previous alignment.
+    # Tensors that the attention layer needs at the next step, such as the coverage or the previous alignment.
     attention: Any
     projected: Projected | None
     summary: Float[Tensor, "b s"]
@@ -44,7 +44,7 @@ class RecurrentState:
 
 
 class _Read(NamedTuple):
-    """The result of attention: contexts (b, t, e), the requested weights, and values for the next token (coverage)."""
+    """The result of attention: contexts (b, t, e), the requested weights, and tensors for the next step (coverage)."""
 
     context: Tensor
     weights: Tensor | Top | None
@@ -223,7 +223,8 @@ class RecurrentDecoder(nn.Module):
     def _gates(self, words: Tokens) -> tuple[Tensor, Tensor | None]:
         """Return the tokens' part of the input gates of all steps, and the weight that maps fed-back vectors to gates.
 
-        One matrix product computes the gates of all steps. The weight is None if nothing is fed back.
+        One matrix product computes the gates of all steps. The weight is None if no vector is fed back to the network's
+        input.
         """
         network, size = self.network, words.vectors.shape[-1]
         tokens, fed = network.get_parameter("weight_ih_l0").split([size, network.input_size - size], 1)

@@ -273,8 +273,8 @@ export class Stage {
     return true;
   }
 
-  // The position that is locked after a key press: in a heat map, arrow keys move the position along rows and columns;
-  // in other views, from token to token.
+  // The position that a key press locks (selects permanently): in a heat map, arrow keys move the position along rows
+  // and columns; in other views, from token to token.
   step(key) {
     const { queries, keys } = this.model.record;
     const { row = null, column = null } = this.place("locked") ?? {};

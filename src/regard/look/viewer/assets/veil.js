@@ -9,7 +9,7 @@ const THICK = 190; // opacity of the overlay at weight 0, where 255 is opaque
 // The longer side of an overlay has at most this many pixels, and at least half as many; a grid with more cells has one
 // pixel for each cell.
 const SIDE = 144;
-// A picture with a mean lightness below this gets a light overlay, because a dark one would be invisible.
+// A picture with a mean lightness below this gets a light overlay, because a dark overlay would be invisible.
 const DARK = 0.3;
 const means = new WeakMap(); // a cache of the mean colour of each picture
 const veils = new WeakMap(); // a cache of the overlays of each head's data, by word and settings
