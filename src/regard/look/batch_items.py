@@ -71,7 +71,7 @@ class Part:
     def rest(self) -> Tensor | None:
         """Return the sum of the weights of each row that a trace file does not store, (1, heads, rows).
 
-        The result is None if the file stores all weights.
+        None is returned if the trace file stores all weights.
         """
         rest = getattr(self._source, "rest", None)
         if rest is None:

@@ -50,7 +50,7 @@ class WithMean:
     def rest(self) -> Tensor | None:
         """Return the sum of the weights of each row that a trace file does not store, (b, heads, rows).
 
-        The result is None if the file stores all weights.
+        None is returned if the trace file stores all weights.
         """
         known = getattr(self._source, "rest", None)
         return None if known is None else torch.cat([known, known.mean(1, keepdim=True)], 1)

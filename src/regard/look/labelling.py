@@ -43,7 +43,7 @@ def plans(
 def _plan(
     record: Record, what: str, labels: Sequence[Labels], batch: int | Sequence[int] | None
 ) -> list[Labels | None]:
-    """Return the new labels of a record, one entry for each sequence of its batch."""
+    """Return the new labels of a record as a list with one entry for each sequence of its batch."""
     if batch is not None:
         items = [batch] if isinstance(batch, int) else list(batch)
         if len(labels) not in (1, len(items)):

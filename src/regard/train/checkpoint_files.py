@@ -73,7 +73,7 @@ class Checkpoints:
         return self.folder / f"step-{step:06d}"
 
     def steps(self) -> list[int]:
-        """Return the steps that have a folder, oldest first; the folders are not verified."""
+        """Return the steps that have a checkpoint folder, oldest first; these checkpoints are not verified."""
         matches = (re.fullmatch(r"step-(\d{6,})", path.name) for path in self.folder.glob("step-*"))
         return sorted(int(match[1]) for match in matches if match)
 

@@ -28,7 +28,7 @@ _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class WorkerFailed(Exception):  # noqa: N818
-    """Raised on a worker because another worker failed: that worker reports the reason, and this one only exits."""
+    """Raised on a worker because another worker failed: that worker reports the reason, and this worker only exits."""
 
 
 class WorkerLost(RunError):  # noqa: N818

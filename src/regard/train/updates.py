@@ -30,7 +30,7 @@ class Gradients:
     total: float
     count: float
     norm: float
-    # further numbers, summed over the workers, that the function `reduce` of `gather` appended
+    # further numbers, summed over the workers, that the callback `reduce` appended to total and count
     extra: tuple[float, ...] = ()
 
     def trouble(self) -> str | None:
