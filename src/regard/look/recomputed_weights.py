@@ -180,7 +180,7 @@ class Pairs:
 
 
 def _shape_of(tensor: Tensor) -> Tensor:
-    """Return a tensor of the same shape that takes the memory of one element, for code that only reads the shape."""
+    """Return a tensor of `tensor`'s shape that takes the memory of one element, for code that only reads the shape."""
     return tensor.new_zeros(()).expand(tensor.shape)
 
 

@@ -131,8 +131,8 @@ class QuantizedLinear(nn.Module):
             return x.new_zeros((*x.shape[:-1], self.out_features))
         step = torch.maximum(rows.amax(-1, keepdim=True), rows.amin(-1, keepdim=True).neg_())
         step = step.clamp_(min=_TINY).mul_(1 / self.most)
-        # The processor's instruction needs one unsigned operand. Flipping the sign bit adds 128 to the inputs, and the
-        # product with zero point 128 subtracts it again.
+        # The processor's instruction for int8 products needs one unsigned operand. Flipping the sign bit adds 128 to
+        # the inputs, and the product with zero point 128 subtracts it again.
         rounded = torch.mul(rows, step.reciprocal()).round_().to(torch.int8).view(torch.uint8).bitwise_xor_(128)
         product = torch.ops.onednn.qlinear_pointwise(
             *(rounded, 1.0, 128, self.packed, self.scale, self.zero, None, 1.0, 0, torch.float32, "none", [], "")

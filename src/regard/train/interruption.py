@@ -32,7 +32,7 @@ class Interrupted(Stopped):
 
 
 class Diverged(Stopped):
-    """Raised if the loss or the gradient is NaN or infinite, before the update; or if validation finds such weights."""
+    """Raised if the loss or the gradient is NaN or infinite, before the update, or a weight is, before validation."""
 
 
 class OutOfMemory(Stopped):

@@ -61,7 +61,7 @@ def first(done: Done) -> Scores | None:
 
 
 def worth_it(matrix: Tensor, query: Tensor, key: Tensor) -> bool:
-    """Return whether the matrix is large, and larger than its queries and keys together."""
+    """Return whether the matrix of scores is large, and larger than its queries and keys together."""
     return matrix.numel() >= LARGE and matrix.numel() > query.numel() + key.numel()
 
 

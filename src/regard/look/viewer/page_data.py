@@ -262,7 +262,7 @@ def _thumbnails(small: Tensor, *, odd: bool) -> tuple[bytes, list[float]]:
     """Return the bytes of the heads' thumbnails, and the largest |weight| of each head.
 
     A thumbnail stores √(weight / largest |weight|), because 8 bits distinguish small weights better by their square
-    roots. If the map has NaN, infinite or negative weights (`odd`), they are signed half floats instead.
+    roots. If the map has NaN, infinite or negative weights (`odd`), its thumbnail stores signed half floats instead.
     """
     peaks = [_peak(head) for head in small]
     part = small / torch.tensor(peaks)[:, None, None]

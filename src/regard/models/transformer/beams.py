@@ -123,7 +123,7 @@ class TransformerBeams:
     def _tidy(self) -> "TransformerBeams":
         """Remove the keys that no hypothesis of a row attends to any more, every `_TIDY` steps.
 
-        Many keys are not needed, because most hypotheses share parents. On CUDA nothing is removed: to read the number
+        Many keys are not needed, because most hypotheses share parents. On CUDA no keys are removed: to read the number
         of remaining keys would synchronise the device.
         """
         count = self.seen.shape[2]

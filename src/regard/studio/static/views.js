@@ -6,7 +6,8 @@ import { json } from "./server.js";
 import { shown } from "./shown.js";
 import { say } from "./words.js";
 
-// The initial selection of each example trace: a locked row and, for some, a view.
+// The initial selection of each example trace: a selected (locked) row of the map and, for some examples, the kind of
+// drawing.
 const EXAMPLES = {
   image: { locked: { row: 2, column: null } },
   sound: { locked: { row: 0, column: null } },

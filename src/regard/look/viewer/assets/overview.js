@@ -73,7 +73,7 @@ export class Overview {
     const help = parts ? heading : say("overviewHelp");
     const grid = el("div", { class: "heads", role: "grid", "aria-label": help, onkeydown: (event) => this.press(event) });
     const most = Math.max(1, ...records.map((record) => record.heads));
-    // One more column for the mean of the heads.
+    // The grid of small maps has one more column, for the mean of the heads.
     grid.style.setProperty("--across", Math.min(ACROSS, most) + (most > 1));
     grid.dataset.size = most <= 2 ? "large" : most <= 6 ? "medium" : "small";
     // Long names, which are sentences, are beside the maps if each layer has one map, otherwise above the maps. Names
