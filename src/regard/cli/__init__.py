@@ -42,7 +42,8 @@ _ENDED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit statuses of a comma
 def main() -> None:
     """Run the command line. Ctrl-C and SIGTERM end it with the exit status that shells expect, 128 + the signal."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # a signal that is ignored, as under nohup, stays ignored
+        # a signal that the process ignores at its start, as under nohup, stays ignored
+        if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
     try:
         app(prog_name="regard")
@@ -61,8 +62,9 @@ def main() -> None:
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
     """Handle a signal by raising SystemExit, so that incomplete files are removed before the process ends."""
-    if os.environ.get("RANK", "0") == "0":  # only the first of several distributed workers prints the message
-        # os.write is used because sys.stderr raises if the signal arrived during another write to it.
+    # of several workers that torchrun started, only the first one prints the message
+    if os.environ.get("RANK", "0") == "0":
+        # os.write is used because sys.stderr raises an error if the signal arrived during another write to sys.stderr.
         with suppress(OSError):
             os.write(2, f"\nregard: ended by {signal.Signals(number).name}\n".encode())
     raise SystemExit(128 + number)

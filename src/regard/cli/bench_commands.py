@@ -1,4 +1,4 @@
-"""The `regard bench` commands. Each command imports the module that measures only when it runs."""
+"""The `regard bench` commands. Each command imports its module of measurements only when the command runs."""
 
 from pathlib import Path
 from typing import Annotated

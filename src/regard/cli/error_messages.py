@@ -26,7 +26,8 @@ def reported() -> Iterator[None]:
     name = f"regard: worker {rank}" if rank else "regard"
     try:
         yield
-    except BrokenPipeError:  # the program that reads the output through a pipe has ended: typer exits without a message
+    # the program that reads the output of this command through a pipe has ended: typer exits without a message
+    except BrokenPipeError:
         raise
     except WorkerFailed as error:
         raise typer.Exit(1) from error

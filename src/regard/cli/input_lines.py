@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 _TOGETHER = 64  # number of lines of a pipe that the model receives as one batch
-_SKIPPED = 1 << 16  # number of bytes that are read at a time while the rest of a too long line is skipped
+_SKIPPED = 1 << 16  # number of bytes that are read at a time to skip the end of a line that is too long
 
 
 class InputText(NamedTuple):
-    """One text with its origin, such as "line 3"; `fault` is the reason why the text is invalid, or empty."""
+    """One text with its origin, such as "line 3"; `fault` is empty, or the reason why the text is invalid."""
 
     place: str
     text: str
@@ -22,7 +22,7 @@ class InputText(NamedTuple):
 
 @runtime_checkable
 class ByteLines(Protocol):
-    """A stream of bytes that can be read by lines."""
+    """The interface of a stream of bytes that can be read line by line."""
 
     def readline(self, size: int, /) -> bytes:
         """Return the next line with its line feed, or at most `size` bytes of it; b"" at the end of the stream."""
@@ -31,8 +31,8 @@ class ByteLines(Protocol):
 def input_batches(inputs: Sequence[str], *, characters: int) -> Iterator[list[InputText]]:
     """Yield `inputs` as one list if there are any; otherwise yield the lines of standard input.
 
-    At a terminal, each line is yielded by itself; from a pipe, 64 lines are yielded at a time. A text of more than
-    `characters` characters, or one that is not UTF-8, has a fault and an empty text.
+    At a terminal, each line is yielded by itself; from a pipe, 64 lines are yielded at a time. If a line has more than
+    `characters` characters or is not UTF-8, its `InputText` has a `fault` and an empty text.
     """
     if inputs:
         yield [_from_argument(number, text, characters) for number, text in enumerate(inputs, 1)]
@@ -52,7 +52,7 @@ def input_batches(inputs: Sequence[str], *, characters: int) -> Iterator[list[In
 
 
 def read_lines(stream: ByteLines, *, characters: int) -> Iterator[InputText]:
-    r"""Yield the lines of a UTF-8 stream without their ends and without a byte order mark; only "\n" ends a line.
+    r"""Yield the lines of a UTF-8 stream, without line feeds and without a byte order mark; only "\n" ends a line.
 
     >>> import io
     >>> [(line.text, line.fault) for line in read_lines(io.BytesIO(b"Tom\nabcdef\n\xff\n"), characters=4)]
@@ -71,7 +71,7 @@ def read_lines(stream: ByteLines, *, characters: int) -> Iterator[InputText]:
 
 
 def _skip_line(stream: ByteLines) -> None:
-    """Read the stream up to the end of the current line, in parts of bounded size."""
+    """Read and discard the stream up to the end of the current line, in chunks of bounded size."""
     while part := stream.readline(_SKIPPED):
         if part.endswith(b"\n"):
             return
@@ -88,7 +88,7 @@ def _from_bytes(place: str, raw: bytes, whole: bool, characters: int) -> InputTe
 
 
 def _from_argument(number: int, text: str, characters: int) -> InputText:
-    """Return the text of a command line argument, with a fault if it contains bytes that are not UTF-8.
+    """Return the `InputText` of a command line argument, with a `fault` if the argument has bytes that are not UTF-8.
 
     Python decodes bytes that are not UTF-8 as surrogate code points, which this function detects.
     """

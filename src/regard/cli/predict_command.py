@@ -23,7 +23,8 @@ from regard.train.distributed import Workers, joined
 from regard.train.run_directory import Run, RunError
 
 CHARACTERS = 1_000_000  # the largest number of characters of an input; a task may have a lower limit
-WATCHED = 12  # number of predictions for which the page also shows the self-attention that `regard.watch` records
+# number of predictions for which the page of attention maps also shows self-attention, recorded by `regard.watch`
+WATCHED = 12
 TOGETHER = 64  # number of inputs from arguments that the model receives as one batch
 
 
@@ -85,7 +86,8 @@ def _show(place: str, prediction: Prediction | InputError, *, as_json: bool) -> 
         print(json.dumps(prediction.record(), ensure_ascii=False) if as_json else _line(prediction.line), flush=True)
 
 
-Given = tuple[str, Any]  # the origin of an input, such as "line 3", and the input or its InputError
+# a pair: the origin of an input, such as "line 3", and the input, or the InputError if the input is invalid
+Given = tuple[str, Any]
 
 
 def _batches(task: Task, arguments: Sequence[str]) -> Iterator[list[Given]]:
@@ -100,7 +102,7 @@ def _batches(task: Task, arguments: Sequence[str]) -> Iterator[list[Given]]:
 
 
 def _parsed(task: Task, item: InputText, *, from_line: bool) -> Any:
-    """Return the input of a text or of a JSON object in a line, or an InputError.
+    """Return the input of the model that a line of text or of JSON describes, or an InputError if the line is invalid.
 
     Tasks with several inputs accept only JSON objects.
     """
@@ -137,7 +139,7 @@ def _answers(
 
 
 def _line(text: str) -> str:
-    """Return a text as one line; with line breaks, the lines of the output would not match those of the input."""
+    """Return a prediction as one line: with line breaks in it, the output would not have one line for each input."""
     return text.replace("\r\n", " ").replace("\n", " ").replace("\r", " ")
 
 

@@ -108,7 +108,7 @@ def _resumed(place: Path, data: Sequence[Path], settings: list[str]) -> tuple[Ta
 
 
 def _next(task: Task, place: Path, example: Any) -> list[str]:
-    """Return commands to try with a finished run, with an example of its own data as input."""
+    """Return `regard` commands that the user can try with a finished run, with an example of its data as input."""
     where = shlex.quote(str(place))
     arguments = "".join(f" {shlex.quote(part)}" for part in example_arguments(task.inputs, example, place))
     python = f'python -c "import regard; print(regard.load({str(place)!r}).predict([…])[0].answer)"'
@@ -167,7 +167,7 @@ def show_result(task: Task, result: dict[str, Any], console: Console) -> None:
         for name, value in figures.items():
             figure = task.figure(name)
             if figure is not None and isinstance(value, (int, float)):
-                # Small numbers, such as a squared error, get four decimals.
+                # A number below 0.1, such as a squared error, gets four decimals.
                 plain = f"{value:.4f}" if 0 < abs(value) < 0.1 else f"{value:.1f}"
                 table.add_row(prefix + figure.label, f"{value:.1%}" if figure.percent else plain)
     for name, value in result.get("faithfulness", {}).items():

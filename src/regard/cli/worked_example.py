@@ -24,7 +24,7 @@ TITLE = "Tom chases Jerry → 汤姆 追逐 杰瑞"
 
 
 def tell(out: Path) -> None:
-    """Print the example to standard output, and write its picture and page into the folder `out`."""
+    """Print the worked example to standard output, and write the picture and the page of its attention into `out`."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal whose encoding has no Chinese characters shows ? instead of raising an error.
         sys.stdout.reconfigure(errors="replace")
@@ -198,7 +198,7 @@ def _attend(
     normalize: Normalizer = regard.Softmax(),
 ) -> tuple[Tensor, Tensor]:
     attended = regard.attention(query, hidden, hidden, score=score, normalize=normalize, weights=regard.full())
-    # For type checkers: only some requests, such as full(), return a tensor.
+    # This assertion is for type checkers: only some requests of weights, such as full(), return a tensor.
     assert isinstance(attended.weights, Tensor)
     return attended.output, attended.weights
 

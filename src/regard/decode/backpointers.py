@@ -9,7 +9,7 @@ from regard.decode.records import Hypothesis
 
 
 class Trail:
-    """The tokens, backpointers and log-probabilities of all steps, stored by slot, and attention weights if given.
+    """The tokens, backpointers and log-probabilities of all steps of a beam search, and attention weights if given.
 
     A slot is a place in the beam. Backpointers connect the slots of successive steps, so that earlier steps are not
     copied when a beam is reordered.
@@ -24,7 +24,7 @@ class Trail:
         return len(self._steps)
 
     def add(self, tokens: Tensor, parents: Tensor, values: Tensor, weights: Tensor | None) -> None:
-        """Record a step: token, parent slot and log-probability of each slot (b, s), and the attention weights.
+        """Store a step: the token, the parent slot and log-probability of each slot (b, s), and the attention weights.
 
         The weights are those of the step that predicted the tokens, so they are indexed by the slots before this step.
         """
@@ -42,7 +42,8 @@ class Trail:
         """Return for each row the hypotheses that stopped at the steps `times`, continuing from `slots`, best first."""
         tokens, parents, values = (torch.stack(parts) for parts in zip(*self._steps, strict=True))
         weights = None
-        if self._weights:  # the first step had one slot only: its weights are repeated for all slots
+        # the first step had only one hypothesis for each row: its weights are repeated for all slots of the beam
+        if self._weights:
             first, later = self._weights[0], self._weights[1:]
             width = later[0].shape[1] if later else 1
             weights = torch.stack([first.expand(-1, width, *first.shape[2:]), *later])
@@ -65,8 +66,9 @@ def walk(
     short sequential steps.
     """
     until, slot, parent_of = times.cpu().numpy(), slots.cpu().numpy(), parents.cpu().numpy()
-    at = np.empty((parent_of.shape[0], *slot.shape), dtype=np.int64)  # the slot of each hypothesis after each step
-    before = np.zeros_like(at)  # the slot of each hypothesis before each step
+    # the slot (place in the beam) of each hypothesis after each step
+    at = np.empty((parent_of.shape[0], *slot.shape), dtype=np.int64)
+    before = np.zeros_like(at)  # the slot (place in the beam) of each hypothesis before each step
     for time in reversed(range(parent_of.shape[0])):
         at[time] = slot
         origin = np.take_along_axis(parent_of[time], slot, 1)

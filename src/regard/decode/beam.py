@@ -15,8 +15,9 @@ from regard.decode.penalties import GNMT, LengthPenalty, best_divisors, divisors
 from regard.decode.ranking import best
 from regard.decode.records import Bounds, Hypothesis, StepFunction, bounds, check_step, grouped, refuse_broken
 
-# In a grouped state every hypothesis computes scores with the keys of all hypotheses of its row, most of them masked.
-# For beams wider than this number, a separate cache for each hypothesis is faster.
+# In a grouped state, which stores the hypotheses of a row as one group, every hypothesis computes scores with the keys
+# of all hypotheses of its row, and most of these scores are masked. For beams wider than this number, a separate cache
+# for each hypothesis is faster.
 GROUPED_WIDTH = 16
 
 
@@ -39,9 +40,9 @@ def beam(
 
     At every step the `width` best hypotheses of a row continue. A hypothesis that is among the best when it stops is
     finished. A row ends when `width` hypotheses are finished, or earlier when no running hypothesis can become one of
-    the n best. This changes no result: the log-probability of a hypothesis only decreases, so its current value divided
-    by the largest penalty within the limit is an upper bound of its final score. Ties go to the hypothesis that ranked
-    higher, then to the lower token.
+    the n best. Ending a row early changes no result: the log-probability of a hypothesis only decreases, so its current
+    value divided by the largest penalty within the limit is an upper bound of its final score. Ties go to the
+    hypothesis that ranked higher, then to the lower token.
 
     `state` has one row for each token of `start`. After the first step it is reordered to `width` rows for each token,
     or stores the hypotheses as one group if it has `grouped`. On CUDA a whole step with a grouped state can be captured
@@ -80,7 +81,7 @@ def searched(
     shrink: float | None,
     captures: Captures | None,
 ) -> list[list[Hypothesis]]:
-    """Return the hypotheses of each row, by a captured search if the state supports it, else by the general loop."""
+    """Return the hypotheses of each row, by a search with fixed shapes if the state supports it, else by `_search`."""
     if limits.start.shape[0] == 0:
         return []
     if width <= GROUPED_WIDTH:
@@ -96,7 +97,8 @@ def _search(
 ) -> list[list[Hypothesis]]:
     """Return the hypotheses of each row, by a loop over the tokens.
 
-    The search state `front` has all rows until the end; `rows` are the indices of the rows that the model processes.
+    The search state `front` has all rows of the batch until the end; `rows` are the indices of the rows that the model
+    still processes.
     """
     batch, width = limits.start.shape[0], front.width
     rows = torch.arange(batch, device=limits.start.device)
@@ -132,7 +134,7 @@ def _search(
 
 
 def _reorder(parents: Tensor, rows: Tensor, running: Tensor | None, slots: int, state: Any) -> tuple[Tensor, Any]:
-    """Return the indices of the batch rows that continue, and the state in which hypotheses continue their `parents`.
+    """Return the indices of the batch rows that continue, and the decoder's state, reordered by `parents`.
 
     `running` are indices into `rows`, of the rows that continue; None: all continue.
     """
@@ -143,7 +145,7 @@ def _reorder(parents: Tensor, rows: Tensor, running: Tensor | None, slots: int, 
     index = (places[:, None] * slots + parents[going]).flatten()
     same = index.device.type == "cpu" and slots == parents.shape[1] and running is None
     if same and torch.equal(index, torch.arange(index.numel())):
-        # The order is unchanged, so the caches are not copied. On CUDA the order is not compared, because the
-        # comparison would make the host wait for the device.
+        # The order of the hypotheses is unchanged, so the caches are not copied. On CUDA the order is not compared,
+        # because the comparison would make the host wait for the device.
         return going, state
     return going, state.reorder(index)

@@ -15,18 +15,18 @@ class Front:
 
     sums: Float[Tensor, "b s"]  # log-probability of each hypothesis; −∞ marks an empty slot
     tokens: Int[Tensor, "b s"]
-    parents: Int[Tensor, "b s"]  # the slot, before the last step, of the hypothesis that each one continues
-    values: Float[Tensor, "b s"]  # log-probability of the last token alone
+    parents: Int[Tensor, "b s"]  # the slot, before the last step, of the hypothesis that each hypothesis continues
+    values: Float[Tensor, "b s"]  # log-probability of the last token of each hypothesis
     done_score: Float[Tensor, "b n"]
     done_sum: Float[Tensor, "b n"]
     done_time: Int[Tensor, "b n"]
-    done_slot: Int[Tensor, "b n"]  # the slot of each finished hypothesis before it stopped
-    count: Int[Tensor, "b"]  # the number of finished hypotheses
+    done_slot: Int[Tensor, "b n"]  # the slot (place in the beam) of each finished hypothesis before it stopped
+    count: Int[Tensor, "b"]  # the number of finished hypotheses of each row
     closed: Bool[Tensor, "b"]  # whether the search of a row has ended
     width: int
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the tensors that the kernel `regard.kernels.triton.beam_update` changes in place.
+        """Return the tensors of this state that the kernel `regard.kernels.triton.beam_update` changes in place.
 
         The tensors have the order of the kernel's arguments.
         """
@@ -35,7 +35,7 @@ class Front:
 
     @staticmethod
     def fresh(limits: Bounds, width: int, n_best: int, slots: int = 1) -> "Front":
-        """Return the state before the first token: each row has one hypothesis, in its first slot."""
+        """Return the state of a beam search before the first token: each row has one hypothesis, in the first slot."""
         batch, device = limits.start.shape[0], limits.start.device
         nothing = torch.zeros(batch, slots, dtype=torch.long, device=device)
         zeros = torch.zeros(batch, slots, dtype=torch.float64, device=device)
@@ -58,7 +58,7 @@ def advance(
     divisor: Tensor,
     hope: Tensor,
 ) -> Front:
-    """Return the state of the search after one more token.
+    """Return the state of the beam search after one more token of each hypothesis.
 
     `tokens` (b, s, c) are the c best next tokens of each slot, and `values` their log-probabilities. `at_stop` (b, s)
     is the log-probability of the stop token. `time` is an int, or a tensor on the device. `divisor` is the length

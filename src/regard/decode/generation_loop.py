@@ -27,7 +27,7 @@ def follow(step: StepFunction, state: Any, choose: Choose, bounds: Bounds, shrin
     closed = torch.zeros(batch, dtype=torch.bool, device=rows.device)
     broken = closed.clone()
     last = bounds.start
-    trail: list[tuple[Tensor, Tensor]] = []  # tokens (b,) and their log-probabilities (b,) of each step
+    trail: list[tuple[Tensor, Tensor]] = []  # the tokens (b,) that each step selected, and their log-probabilities (b,)
     looked: list[Tensor] = []
     for time in range(bounds.longest + 1):
         produced = step(state, last[rows])
@@ -58,7 +58,7 @@ def follow(step: StepFunction, state: Any, choose: Choose, bounds: Bounds, shrin
 
 
 def spread(values: Tensor, rows: Tensor, batch: int) -> Tensor:
-    """Return a tensor of `batch` rows that has `values` in the given rows, and zeros in the others."""
+    """Return a tensor of `batch` rows that has `values` in the rows `rows`, and zeros in all other rows."""
     if rows.numel() == batch:
         return values
     return values.new_zeros((batch, *values.shape[1:])).index_copy_(0, rows, values)

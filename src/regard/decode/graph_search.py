@@ -23,8 +23,9 @@ from regard.decode.records import Bounds, Hypothesis, StepFunction, check_step, 
 from regard.kernels import cuda_graphs
 from regard.kernels.availability import TRITON
 
-_SHORTEST = 4  # searches of fewer steps are not captured, because the capture would take longer than it saves
-_LOOK = 8  # number of steps between two checks whether all rows have ended; each check waits for the device
+_SHORTEST = 4  # a search of fewer steps is not captured as a CUDA graph: the capture would take longer than it saves
+# number of decoding steps between two checks whether the search has ended for all rows; each check waits for the device
+_LOOK = 8
 
 
 class Captures:
@@ -44,14 +45,14 @@ class Captures:
         if keep < 1:
             raise ValueError(f"keep must be 1 or more; got {keep}")
         self.keep, self.devices = keep, tuple(devices)
-        self.lock = threading.RLock()  # one search at a time may use the cached storage
+        self.lock = threading.RLock()  # the lock lets only one search at a time use the cached storage
         self.held: list[_Session] = []
 
     def __repr__(self) -> str:
         return f"Captures(keep={self.keep}, held={len(self.held)})"
 
     def session(self, step: StepFunction, state: Any, limits: Bounds, width: int, n_best: int) -> "_Session | None":
-        """Return a cached session that fits this search, or a new one; None if the state does not support it."""
+        """Return a cached or new `_Session` with storage for this search; None if `state` supports no fixed shapes."""
         steps = limits.longest + 1
         session = next((cached for cached in self.held if cached.fits(step, state, limits, width, n_best)), None)
         if session is None:
@@ -86,7 +87,7 @@ def captured_search(
     n_best: int,
     captures: Captures | None,
 ) -> list[list[Hypothesis]] | None:
-    """Return the hypotheses of a search with fixed shapes; None if that is unsupported or not faster."""
+    """Return the hypotheses of a search with fixed shapes; None if fixed shapes are unsupported or would be slower."""
     worthwhile = captures is not None or limits.longest >= _SHORTEST
     captures = Captures(keep=1) if captures is None else captures
     wanted = worthwhile and limits.start.device.type in captures.devices and getattr(step, "pure", False)
@@ -98,7 +99,7 @@ def captured_search(
 
 
 class _Session:
-    """The storage for searches of one size, and on CUDA the graph that replays one of their steps."""
+    """The storage for beam searches of one size, and on CUDA the graph that replays one step of a search."""
 
     def __init__(self, step: StepFunction, static: Any, limits: Bounds, width: int, n_best: int) -> None:
         self.step, self.static, self.width, self.n_best = step, static, width, n_best
@@ -125,10 +126,10 @@ class _Session:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def fits(self, step: StepFunction, state: Any, limits: Bounds, width: int, n_best: int) -> bool:
-        """Return whether this session can run a search with these arguments.
+        """Return whether the storage and the graph of this session can run a search with these arguments.
 
-        The step function, the limits of tokens and the number of results must be the same, and `state` must fit the
-        storage.
+        The step function, the limits of tokens and the number of results must be those for which this session was
+        created, and the storage must be large enough for `state`.
         """
         mine, theirs = self.limits.never, limits.never
         never = mine is theirs or (mine is not None and theirs is not None and torch.equal(mine, theirs))
@@ -171,7 +172,7 @@ class _Session:
         )
 
     def _load(self, state: Any, limits: Bounds, table: Tensor) -> None:
-        """Copy the inputs of a new search into the storage; rows that it does not use are marked as ended."""
+        """Copy the inputs of a new search into the storage; the storage's rows beyond the batch are marked as ended."""
         rows = limits.start.shape[0]
         self.static.load(state)
         for mine, theirs in ((self.limits.start, limits.start), (self.limits.limit, limits.limit)):
@@ -229,7 +230,7 @@ class _Session:
 
     def _fused(self, candidates: tuple[Tensor, Tensor, Tensor]) -> None:
         """Advance the search by one token with one Triton kernel, which also writes the step to the trail."""
-        from regard.kernels.triton import beam_update  # imported late, because the module needs Triton
+        from regard.kernels.triton import beam_update  # imported only here, because the module needs Triton
 
         assert self.trail is not None
         beam_update.advance(

@@ -46,8 +46,8 @@ def greedy(
     state = grouped(state)
     table = divisors(None, limits.longest + 1, start.device)
     hypotheses = captured_search(step, state, limits, table, width=1, n_best=1, captures=captures)
-    # If a row has reached its limit but its stop token has probability 0, beam search returns no hypothesis for it. The
-    # loop below then returns one with probability 0.
+    # If a row has reached its limit but its stop token has probability 0, beam search returns no hypothesis for this
+    # row. The loop below then returns a hypothesis with probability 0.
     if hypotheses is not None and all(hypotheses):
         return [hypothesis for [hypothesis] in hypotheses]
     return follow(step, state, lambda log_probs, rows: log_probs.argmax(1), limits, shrink)

@@ -64,7 +64,8 @@ def best_divisors(table: Float[Tensor, "n"], limit: Tensor) -> Float[Tensor, "b 
     """
     lengths = torch.arange(table.shape[0], device=table.device)
     reachable = torch.where(lengths <= limit[:, None] + 1, table, 0.0)
-    ahead = reachable.flip(1).cummax(1).values.flip(1)  # column n: the largest divisor of the lengths from n on
+    # column n holds the largest divisor of all lengths of at least n
+    ahead = reachable.flip(1).cummax(1).values.flip(1)
     ahead = torch.nn.functional.pad(ahead, (0, 2))[:, 2:]
     # If no length is reachable, the divisor is tiny, so that the bound is far below any score.
     return ahead.clamp(min=torch.finfo(table.dtype).tiny)

@@ -9,7 +9,7 @@ from regard.decode.records import Bounds
 
 CHUNK = 64
 _KERNEL = (torch.bfloat16, torch.float16, torch.float32)
-_LONGEST = 32  # the largest number of ranked tokens for which the kernel is used
+_LONGEST = 32  # the largest number of ranked tokens for which the Triton kernel is used
 
 
 def ranked(
@@ -20,7 +20,8 @@ def ranked(
     The third result is the log-probability of the stop token, even while it is excluded.
     """
     if kernels and logits.dtype in _KERNEL and count <= _LONGEST:
-        from regard.kernels.triton.token_ranking import rank  # imported late, because the module needs Triton
+        # imported only here, because the module needs Triton
+        from regard.kernels.triton.token_ranking import rank
 
         return rank(logits, limits.never, time, stop=limits.stop, minimum=limits.minimum, count=count)
     log_probs, at_stop = limits.distribution(logits, time)
@@ -57,7 +58,8 @@ def best(values: Float[Tensor, "n v"], count: int) -> tuple[Float[Tensor, "n c"]
         values = F.pad(values, (0, CHUNK - size % CHUNK), value=-torch.inf)
     chunks = values.view(rows, -1, CHUNK)
     order = chunks.amax(-1).sort(dim=1, descending=True, stable=True).indices[:, :count]
-    order = order.sort(dim=1).values  # in ascending order, so that a stable sort keeps the order of ties
+    # the chunks are in ascending order, so that a stable sort keeps the order of equal entries
+    order = order.sort(dim=1).values
     inside = chunks.gather(1, order[:, :, None].expand(-1, -1, CHUNK)).flatten(1)
     largest, place = inside.sort(dim=1, descending=True, stable=True)
     place = place[:, :count]

@@ -58,10 +58,10 @@ class Bounds:
     limit: Int[Tensor, "b"]  # the largest number of tokens of each row, without the stop token
     longest: int  # the maximum of `limit`
     minimum: int  # the smallest number of tokens, without the stop token
-    never: Int[Tensor, "n"] | None  # the tokens that are excluded
+    never: Int[Tensor, "n"] | None  # the tokens that a hypothesis must not contain
 
     def distribution(self, logits: Tensor, time: int | Tensor) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities (b, v) with −∞ for excluded tokens, and the stop token's own ones (b,).
+        """Return log-probabilities (b, v) with −∞ for excluded tokens, and the log-probability of the stop token (b,).
 
         The stop token is excluded while the step number `time` is below `minimum`; the second result is its
         log-probability before that exclusion. `time` is an int, or a tensor on the device.
@@ -79,7 +79,7 @@ class Bounds:
 
     @property
     def patience(self) -> int:
-        """Return the number of steps between two checks whether all rows have ended.
+        """Return the number of decoding steps between two checks whether decoding has ended for all rows.
 
         On a GPU such a check makes the host wait for the device, so it is not done at every step.
         """
@@ -109,7 +109,7 @@ def bounds(start: Tensor, stop: int, limit: int | Tensor, minimum: int, never: S
 
 
 def grouped(state: Any) -> Any:
-    """Return `state.grouped()`, which stores the hypotheses of a row as one group, or `state` if it has none."""
+    """Return `state.grouped()`, which stores the hypotheses of a row as one group; or `state` if that is None."""
     group = state.grouped() if hasattr(state, "grouped") else None
     return state if group is None else group
 

@@ -81,7 +81,8 @@ def draw(
         mass = torch.where(mass.cumsum(1) - mass < top_p, mass, 0.0)
     ends = mass.cumsum(1)
     # The sampled token is the first one whose cumulative sum exceeds the target. A token of probability 0 has the same
-    # sum as its predecessor, so it is never the first. The factor keeps the target below the last sum after rounding.
+    # sum as its predecessor, so it is never the first. The factor 1 − 2⁻⁴⁰ keeps the target below the last cumulative
+    # sum after rounding.
     target = points[:, None] * ends[:, -1:] * (1 - 2.0**-40)
     # The index is clamped because a row with NaN gives one beyond the end; `refuse_broken` reports that row later.
     place = torch.searchsorted(ends, target, right=True).clamp(max=ends.shape[1] - 1)

@@ -12,13 +12,13 @@ from regard.look.batch_items import CheckOf, GradientPart, Part, Places, stored
 from regard.look.labels import Labels
 from regard.look.pooling import Pool, pooled
 
-BLOCK_NUMBERS = 2**22  # largest number of weights that are computed at a time
+BLOCK_NUMBERS = 2**22  # largest number of attention weights that are computed at a time
 ROUNDING = 1e-6  # a weight above −ROUNDING counts as 0 with a rounding error, not as negative
 
 
 @runtime_checkable
 class Source(Protocol):
-    """The source of a record's attention weights: a stored tensor, or queries and keys to recompute them from."""
+    """Returns a record's attention weights, from a stored tensor or recomputed from stored queries and keys."""
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -28,7 +28,7 @@ class Source(Protocol):
         """Return the weights (heads, rows, keys) of the queries `rows` of sequence `batch`, float32 on the CPU."""
 
     def holds(self) -> list[Tensor]:
-        """Return the tensors that the source holds in memory."""
+        """Return the tensors that this source of weights holds in memory."""
 
 
 def nbytes(tensors: Iterable[Tensor]) -> int:
@@ -55,7 +55,7 @@ class Check(Protocol):
 
 
 class VersionedTensors:
-    """Tensors that are held by reference, and their version counters, which show later in-place writes."""
+    """Tensors that are stored without a copy, and their version counters, which show later in-place changes."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self.tensors = tensors
@@ -74,7 +74,7 @@ def _version(tensor: Tensor) -> int:
 
 
 class Given:
-    """A source of weights that are stored as one tensor (b, h, q, k)."""
+    """A `Source` of attention weights that are stored as one tensor (b, h, q, k)."""
 
     def __init__(self, weights: Tensor) -> None:
         self._weights = weights
@@ -91,7 +91,7 @@ class Given:
         return weights.float().cpu()
 
     def block(self, batch: slice, heads: range, rows: Tensor) -> Tensor:
-        """Return the weights (batch, heads, rows, keys) on the device on which they are stored."""
+        """Return the attention weights (batch, heads, rows, keys) on the device on which the tensor is stored."""
         return self._weights[batch, heads.start : heads.stop].index_select(-2, rows)
 
     def holds(self) -> list[Tensor]:
@@ -188,7 +188,7 @@ class Record:
         return Axes(self._rows[item], self._columns[item])
 
     def _each(self, labels: LabelsOfAll, what: str, length: int) -> list[Labels | None]:
-        """Return a list with the labels of each sequence of the batch, and check their number and lengths."""
+        """Return a list with the labels of each sequence of the batch; ValueError if there are too many or too few."""
         if labels is None:
             return [None] * self.batch
         if isinstance(labels, Labels) and self.batch != 1:
@@ -332,7 +332,7 @@ class Record:
         return (weights * self.gradient(head=head, queries=queries, batch=batch)).clamp_min(0)
 
     def _blocks(self, head: int | None, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield row indices and their weights, at most `BLOCK_NUMBERS` weights (but at least one row) at a time."""
+        """Yield blocks of rows: the rows' indices, and their weights, at most `BLOCK_NUMBERS` or one row."""
         heads, item = self._range(head), self._item(batch)
         step = max(1, BLOCK_NUMBERS // max(1, len(heads) * self.keys))
         for start in range(0, max(1, self.queries), step):
@@ -367,5 +367,5 @@ def _counted(count: int, one: str, several: str) -> str:
 
 
 def shares(weights: Tensor) -> Tensor:
-    """Return the weights with values between −ROUNDING and 0 set to 0 and smaller ones to NaN, for a logarithm."""
+    """Return the weights for a logarithm: values between −ROUNDING and 0 are set to 0, smaller values to NaN."""
     return torch.where(weights < -ROUNDING, math.nan, weights.clamp_min(0))

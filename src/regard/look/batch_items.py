@@ -1,4 +1,4 @@
-"""Views of one sequence of a batch without its padding: of its weights, their error check and their gradient."""
+"""The attention weights of one sequence of a batch without its padding, with their error check and their gradient."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def stored(source: object, what: str, *place: int) -> Tensor | None:
-    """Return a summary that a source of weights stores, such as `received`; None if the source has no such method."""
+    """Return a summary that a `Source` of weights stores, such as `received`; None if it has no method of that name."""
     known = getattr(source, what, None)
     return None if known is None else known(*place)
 
@@ -27,7 +27,7 @@ class Places(NamedTuple):
         return weights if self.columns is None else weights.index_select(-1, torch.tensor(self.columns))
 
     def row_numbers(self, rows: Tensor) -> Tensor:
-        """Return the indices of rows in the padded map, from their indices in the map without padding."""
+        """Return the indices of rows in the map with padding, from the rows' indices in the map without padding."""
         return rows if self.rows is None else torch.tensor(self.rows)[rows]
 
     @property
@@ -36,7 +36,7 @@ class Places(NamedTuple):
 
 
 class Part:
-    """A source with the weights of one sequence of another source, as a batch of one without padding."""
+    """A `Source` with the weights of one sequence of another `Source`, as a batch of one sequence without padding."""
 
     def __init__(self, source: "Source", places: Places) -> None:
         self._source, self._places = source, places
@@ -54,8 +54,8 @@ class Part:
     def holds(self) -> list[Tensor]:
         return self._source.holds()
 
-    # Summaries that a trace file stores. Stored sums and overviews cover all rows and columns, so a sequence with
-    # padding returns None for them, and the record computes them from the weights.
+    # The methods below return summaries that a trace file stores. Stored sums and overviews cover all rows and columns,
+    # so a sequence with padding returns None for them, and the record computes them from the weights.
 
     def received(self, batch: int) -> Tensor | None:
         return stored(self._source, "received", self._places.batch) if self._places.all else None
@@ -71,7 +71,7 @@ class Part:
     def rest(self) -> Tensor | None:
         """Return the sum of the weights of each row that a trace file does not store, (1, heads, rows).
 
-        The result is None if the file stores all weights.
+        None is returned if the trace file stores all weights.
         """
         rest = getattr(self._source, "rest", None)
         if rest is None:

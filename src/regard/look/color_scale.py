@@ -9,7 +9,7 @@ import math
 from typing import NamedTuple
 
 HUE = math.radians(258)  # a hue that looks blue at every lightness
-BELOW = math.radians(48)  # the hue of negative weights
+BELOW = math.radians(48)  # the hue of cells with negative weights
 
 
 RGB = tuple[int, int, int]

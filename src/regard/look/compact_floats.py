@@ -47,7 +47,8 @@ class Short:
         self._high = torch.empty(tensor.shape, dtype=torch.int16, device=tensor.device)
         self._low = torch.empty(tensor.shape, dtype=torch.uint8, device=tensor.device)
         for item in range(tensor.shape[0]):
-            for head in range(tensor.shape[1]):  # one head at a time, so that temporary tensors stay small
+            # the tensor is encoded one head at a time, so that temporary tensors stay small
+            for head in range(tensor.shape[1]):
                 self._high[item, head], self._low[item, head] = _split(tensor[item, head])
 
     def take(self, part: Callable[[Tensor], Tensor]) -> Tensor:
@@ -62,14 +63,14 @@ Numbers = Exact | Short
 
 
 class _Halves(NamedTuple):
-    high: Tensor  # int16: sign, exponent and 7 bits of the fraction
-    low: Tensor  # uint8: the next 8 bits of the fraction
+    high: Tensor  # `high` is int16: sign, exponent and the first 7 bits of the fraction of each number
+    low: Tensor  # `low` is uint8: the next 8 bits of the fraction of each number
 
 
 def _split(tensor: Tensor) -> _Halves:
     bits = tensor.contiguous().view(torch.int32)
     # Adding half of the last stored bit rounds to nearest; a carry into the exponent gives the next power of two, which
-    # is correct. Inf and NaN are left unchanged.
+    # is correct. Infinite numbers and NaN are not rounded.
     bits = torch.where(tensor.isfinite(), bits + 0x80, bits)
     return _Halves((bits >> 16).to(torch.int16), ((bits >> 8) & 0xFF).to(torch.uint8))
 

@@ -32,7 +32,7 @@ def map_to_draw(record: Record, head: Head, batch: int, name: str | None) -> "tu
 
 
 def _of_one(record: Record, head: Head, batch: int) -> tuple[Record, int]:
-    """Return the record of one sequence and the index of the head in it; the mean is an additional last head."""
+    """Return the record of one sequence and the index of `head` in this record; the mean is an additional last head."""
     sequence = record.sequence(batch)
     if head != "mean":
         return sequence, head
@@ -40,7 +40,7 @@ def _of_one(record: Record, head: Head, batch: int) -> tuple[Record, int]:
 
 
 def titled(record: Record, head: Head, batch: int, name: str | None = None) -> str:
-    """Return the title of a drawing, as on the viewer's page; the head is omitted if the record has only one."""
+    """Return the title of a drawing, as on the viewer's page; the head is omitted if the record has one head."""
     which = f"mean of {record.heads} heads" if head == "mean" else f"head {head}"
     parts = [name or record.name or "attention", which if record.heads > 1 else ""]
     parts += [f"call {record.call}" if record.call else "", f"sequence {batch}" if record.batch > 1 else ""]
@@ -118,4 +118,5 @@ def _names(labels: Labels | None, length: int, cells: int) -> list[str]:
     items = labels.items if labels is not None else tuple(map(str, range(length)))
     if cells == length:
         return [item if item.strip() else repr(item) for item in items]
-    return [str(cell * length // cells) for cell in range(cells)]  # the first position of each pooled cell
+    # each label is the first position that the pooled cell covers
+    return [str(cell * length // cells) for cell in range(cells)]

@@ -21,7 +21,7 @@ Score = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Curve:
-    """The model's scores at increasing fractions of the inputs.
+    """The model's scores when increasing fractions of its inputs are removed (deletion) or present (sufficiency).
 
     If `scores` are means over several orderings of the inputs, `low` and `high` are the minimum and the maximum.
     """
@@ -141,7 +141,8 @@ def _curve(
     score: Score, orders: Int[Tensor, "o k"], counts: list[int], keep: bool, block: int, device: torch.device
 ) -> Curve:
     inputs = orders.shape[1]
-    masks = torch.cat([_masks(orders, count, keep) for count in counts])  # masks of the inputs, (counts · orders, k)
+    # masks of the inputs, (counts · orders, k): one for each number of inputs and each ordering
+    masks = torch.cat([_masks(orders, count, keep) for count in counts])
     scores = torch.cat([_scored(score, part.to(device)) for part in masks.split(block)])
     table = scores.reshape(len(counts), -1)
     fractions = tuple(count / inputs for count in counts)

@@ -8,7 +8,7 @@ from regard.look.batch_items import stored
 
 
 class WithMean:
-    """A source with the weights of another source, and the mean of all its heads as an additional last head."""
+    """A `Source` with the weights of another `Source`, and the mean of all heads as an additional last head."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -28,8 +28,8 @@ class WithMean:
     def holds(self) -> list[Tensor]:
         return self._source.holds()
 
-    # Summaries that a trace file stores. The entropy of the mean of the heads is not the mean of their entropies, so it
-    # is unknown (NaN).
+    # The methods below return summaries that a trace file stores. The entropy of the mean of the heads is not the mean
+    # of their entropies, so it is unknown (NaN).
 
     def received(self, batch: int) -> Tensor | None:
         known = stored(self._source, "received", batch)
@@ -50,7 +50,7 @@ class WithMean:
     def rest(self) -> Tensor | None:
         """Return the sum of the weights of each row that a trace file does not store, (b, heads, rows).
 
-        The result is None if the file stores all weights.
+        None is returned if the trace file stores all weights.
         """
         known = getattr(self._source, "rest", None)
         return None if known is None else torch.cat([known, known.mean(1, keepdim=True)], 1)

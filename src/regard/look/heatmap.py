@@ -193,7 +193,7 @@ def share_of(weight: float, highest: float) -> float:
 
 
 class _Grid(NamedTuple):
-    """Weights of a heat map with one label for each row and column, and the weight of the darkest colour."""
+    """Weights of a heat map with one label for each row and column, and the weight that has the darkest colour."""
 
     weights: list[list[float]]
     rows: list[str]
@@ -254,7 +254,7 @@ def _cell(x: float, y: float, side: int, weight: float, share: float, tip: str) 
         f"<rect class='cell' x='{x:.1f}' y='{y:.1f}' width='{side - gap}' height='{side - gap}' rx='{gap}' "
         f"{_fill(shade, share)}><title>{_escape(tip)}</title></rect>"
     )
-    if side < 40:  # the cell is too small for text
+    if side < 40:  # a cell with a side below 40 pixels is too small for text
         return rect
     middle = (side - gap) / 2
     return rect + (
@@ -294,7 +294,7 @@ def _colored(weight: float, share: float, width: int) -> str:
 def _shaded(weight: float, share: float, width: int) -> str:
     if not math.isfinite(share):
         return "!" * (width - 5) + f" {number(weight):>4}"
-    # Shares below 0.005 get the blank block: with two decimals they are 0.00.
+    # Weights below 0.005 of the highest weight get the blank block: with two decimals they are 0.00.
     block = BLOCKS[math.ceil((abs(share) - 0.005) * (len(BLOCKS) - 1))]
     written = number(weight)
     return block * (width - 1 - len(written)) + f" {written}"

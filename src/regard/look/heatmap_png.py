@@ -81,7 +81,7 @@ def _layout(rows: Sequence[str], columns: Sequence[str], title: str, subtitle: s
     widest = max((_length(name) for name in columns), default=0.0)
     slanted = widest > cell - 6
     top = EDGE + 52 + (14 + widest * math.sqrt(0.5) if slanted else 24)
-    reach = [  # how far each slanted label extends to the right of the last column
+    reach = [  # how far, in pixels, each slanted label extends to the right of the last column
         (_length(name) + LABEL) * math.sqrt(0.5) - cell * (len(columns) - n - 0.5) for n, name in enumerate(columns)
     ]
     after = max(12.0, *reach) if slanted else 12.0

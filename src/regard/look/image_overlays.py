@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 VIEWS = ("auto", "heatmap", "smooth", "cells")
 ROWS = 64  # the largest number of rows of a map that are drawn, each over its own copy of the picture
 _THICK = 190 / 255  # opacity of the overlay at weight 0, the same as in viewer/assets/veil.js
-_DARK = 0.3  # a picture with a mean lightness below this gets a light overlay, because a dark one would be invisible
+# a picture with a mean lightness below this gets a light overlay, because a dark overlay would be invisible
+_DARK = 0.3
 _SMALL = 96  # a picture with sides of at most this many pixels is enlarged by a whole factor, without interpolation
 _SIDE, _ACROSS, _GAP, _EDGE, _UNDER = 150, 6, 16, 16, 52
 _TEXT, _QUIET = "#1b1f24", "#626b78"
@@ -49,7 +50,7 @@ class _Sheet:
     title: str
     picture: "Image"
     tiles: list[_Tile]
-    width: int  # width of a tile
+    width: int  # width of a tile in pixels
     height: int
     legend: str
     shadow: NDArray[np.uint8]
@@ -59,7 +60,7 @@ class _Sheet:
         return min(_ACROSS, len(self.tiles))
 
     def place(self, number: int) -> tuple[int, int]:
-        """Return the upper left corner (x, y) of the tile of that number."""
+        """Return the upper left corner (x, y), in pixels, of the n-th tile of the drawing."""
         down, right = divmod(number, self.across)
         return _EDGE + right * (self.width + _GAP), 44 + down * (self.height + _UNDER)
 
@@ -71,7 +72,7 @@ class _Sheet:
 
 
 def fits(record: Record, batch: int = 0) -> bool:
-    """Return whether the columns of a record are cells of a picture, and its rows are not."""
+    """Return whether the keys of a record are the cells of a picture, and its queries are not."""
     rows, columns = record.labels(batch=batch)
     if columns is None or columns.kind != "patches" or not {"image", "grid"} <= columns.extra.keys():
         return False
@@ -218,7 +219,7 @@ def _is_small(picture: "Image") -> bool:
 
 
 def _enlarged(picture: "Image") -> int:
-    """Return the width of a tile; for a small picture it is a multiple of its width, so that pixels stay squares."""
+    """Return the width of a tile; that of a small picture is a multiple of its width, so that pixels stay squares."""
     times = _SIDE // picture.width
     return times * picture.width if _is_small(picture) and times > 1 else _SIDE
 

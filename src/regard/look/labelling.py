@@ -22,7 +22,7 @@ def plans(
     batch: int | Sequence[int] | None,
     strictly: bool,
 ) -> list[tuple[Record, list[Labels | None]]]:
-    """Return the records whose rows (or columns) are as many as the labels, each with a list of its new labels.
+    """Return the records that have as many rows (or columns) as there are labels, each with a list of its new labels.
 
     The list has one entry for each sequence of the record. With `strictly`, records of another length are an error.
     """
@@ -43,7 +43,7 @@ def plans(
 def _plan(
     record: Record, what: str, labels: Sequence[Labels], batch: int | Sequence[int] | None
 ) -> list[Labels | None]:
-    """Return the new labels of a record, one entry for each sequence of its batch."""
+    """Return the new labels of a record as a list with one entry for each sequence of its batch."""
     if batch is not None:
         items = [batch] if isinstance(batch, int) else list(batch)
         if len(labels) not in (1, len(items)):
@@ -51,7 +51,7 @@ def _plan(
         axes = [record.labels(batch=item) for item in range(record.batch)]
         plan = [entry.rows if what == "rows" else entry.columns for entry in axes]
         for place, item in enumerate(items):
-            record.labels(batch=item)  # raises IndexError if the batch has no sequence of that index
+            record.labels(batch=item)  # this call raises IndexError if the batch has no sequence with the index `item`
             plan[item] = labels[place if len(labels) > 1 else 0]
         return plan
     if len(labels) == record.batch:
@@ -66,7 +66,7 @@ def _plan(
 
 
 def in_a_row(parts: Sequence[Labels | None]) -> Labels | None:
-    """Return the labels of several calls, concatenated; None if a call has no labels, or labels with extra data."""
+    """Return the labels of several attention calls, concatenated; None if a call has no labels or has extra data."""
     if any(part is None or part.extra for part in parts):
         return None
     known = [part for part in parts if part is not None]

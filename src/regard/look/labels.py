@@ -76,7 +76,7 @@ class Labels:
         return len(self.items)
 
     def trimmed(self) -> "Labels":
-        """Return the labels without those of padding positions.
+        """Return the labels of the positions that are not padding.
 
         >>> Labels("tokens", ("a", "b", "[PAD]"), shown=(0, 1)).trimmed().items
         ('a', 'b')
@@ -84,7 +84,8 @@ class Labels:
         return self._trimmed
 
     @functools.cached_property
-    def _trimmed(self) -> "Labels":  # cached, so that records that share labels also share the trimmed labels
+    # the result is cached, so that records that share labels also share the labels without padding
+    def _trimmed(self) -> "Labels":
         return self if self.shown is None else Labels(self.kind, tuple(self.items[n] for n in self.shown))
 
 
@@ -108,7 +109,7 @@ def patches(image: "bytes | str | Path | Image", grid: tuple[int, int], *, speci
 def glimpses(
     items: Sequence[str], places: Sequence[tuple[float, float]], seen: "Sequence[Sequence[Any]]", sides: Sequence[float]
 ) -> Labels:
-    """Return labels for the glimpses of an image, which hold the glimpses' locations and patches.
+    """Return labels for the glimpses of an image; the labels hold the location and the patches of each glimpse.
 
     `places` are the locations (x, y) as fractions of the image's width and height, from its upper left corner. `seen`
     has, for each glimpse, one patch (height, width) of numbers from 0 to 1 for each scale. `sides` has, for each scale,

@@ -27,7 +27,7 @@ class _Path(NamedTuple):
     sides: Words  # the side of the model: ("encoder",), ("decoder",) or ()
     numbers: Words
     role: str | None  # the kind of attention: "self", "cross" or None
-    others: Words  # all other parts of the module path
+    others: Words  # the parts of the module path that are neither a side nor a role
 
 
 def layer_names(names: Sequence[str]) -> list[Words | None]:
@@ -62,8 +62,9 @@ def layer_names(names: Sequence[str]) -> list[Words | None]:
 def stacks(names: Iterable[str]) -> dict[str, str]:
     """Return the stack of layers of each module path, as a pattern with `*` in place of the number of the layer.
 
-    If the paths of a stack differ in several numbers, `*` replaces the first of them. Paths without numbers that
-    contain "encoder" or "decoder" form a stack for that side. Other names have no stack and are not in the result.
+    A stack is a sequence of layers whose module paths differ only in numbers, such as `encoder.0` and `encoder.1`. If
+    the paths differ in several numbers, `*` replaces the first of them. Paths without numbers that contain "encoder" or
+    "decoder" form a stack for the encoder or decoder. Names of any other form have no stack and are not in the result.
 
     >>> set(stacks(f"encoder.layer.{number}.attention.self" for number in range(12)).values())
     {'encoder.layer.*.attention.self'}
@@ -88,7 +89,7 @@ def stacks(names: Iterable[str]) -> dict[str, str]:
 
 
 def cross_attention(names: Iterable[str]) -> set[str]:
-    """Return the names that are paths of cross-attention modules.
+    """Return those of the names that are paths of cross-attention modules.
 
     >>> cross_attention(["decoder.layers.0.self_attn", "decoder.layers.0.multihead_attn", "encoder.layers.0.self_attn"])
     {'decoder.layers.0.multihead_attn'}
@@ -129,7 +130,7 @@ def _said(path: _Path, crossed: set[Words], numbers: Words) -> Words:
 
 
 def _varying(paths: Sequence[_Path]) -> set[str]:
-    """Return the parts that occur in some of the paths, but not in all of them."""
+    """Return the parts of module paths that occur in some of the paths, but not in all paths."""
     parts = [set(path.others) for path in paths]
     return set.union(*parts) - set.intersection(*parts)
 

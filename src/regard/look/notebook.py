@@ -57,14 +57,14 @@ def framed(page: str, *, height: int) -> str:
 
 
 class Drawing(str):
-    """The text of an SVG drawing; a notebook displays the drawing instead of the text."""
+    """A string with an SVG drawing; a notebook displays the drawing instead of the string."""
 
     def _repr_html_(self) -> str:
         return str(self)
 
 
 class Document(str):
-    """The text of an HTML page that contains an SVG drawing; a notebook displays only the drawing."""
+    """A string with an HTML page that contains an SVG drawing; a notebook displays only the drawing."""
 
     def _repr_html_(self) -> str:
         return self[self.index("<svg") : self.index("</svg>") + len("</svg>")]

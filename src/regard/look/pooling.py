@@ -14,7 +14,7 @@ class Pool:
 
     Along an axis of n positions, cell c covers the positions from ⌈c·n / cells⌉ up to the start of cell c + 1, so every
     position belongs to exactly one cell. Rows are pooled when they are added. Columns are pooled at the end, because
-    only high × keys numbers are left then.
+    after the pooling of rows only high × keys numbers are left.
     """
 
     def __init__(self, queries: int, keys: int, high: int, wide: int, pool: str) -> None:
@@ -27,7 +27,7 @@ class Pool:
         """Add the weights (rows, keys) of consecutive rows of the map, of which the first is row `start`."""
         stop = start + len(weights)
         size, left = divmod(int(self._edges[-1]), len(self._pooled_rows))
-        # Every cell has `size` rows, so one operation pools all cells.
+        # Every cell of the pooled map covers `size` rows of the map, so one operation pools all cells.
         if not left and start % size == 0 == len(weights) % size:
             place = slice(start // size, stop // size)
             parts = weights.unflatten(0, (-1, size))
@@ -54,7 +54,7 @@ class Pool:
 
 
 def pooled(weights: Tensor, high: int, wide: int) -> Tensor:
-    """Return the means of a map (queries, keys) over high × wide cells."""
+    """Return an attention map (queries, keys) pooled to high × wide cells, each the mean of its weights."""
     rows, columns = weights.shape
     pool = Pool(rows, columns, high, wide, "mean")
     pool.add(0, weights)

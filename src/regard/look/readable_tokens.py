@@ -14,8 +14,9 @@ import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
-_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # the name of a single byte in a SentencePiece vocabulary
-_METASPACE = "▁"  # the blank in a SentencePiece vocabulary
+# the pattern of the name of a single byte in a SentencePiece vocabulary, such as <0xE6>
+_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_METASPACE = "▁"  # the character that represents a blank in a SentencePiece vocabulary
 
 
 @functools.cache
@@ -32,7 +33,7 @@ def byte_letters() -> dict[str, int]:
 def readable(
     pieces: Sequence[str], literal: Sequence[bool] | None = None, *, byte_level: bool | None = None
 ) -> list[str]:
-    """Return the pieces of one sequence as readable text; pieces that are `literal` (special tokens) are unchanged.
+    """Return the sub-word pieces of one sequence as readable text; special tokens (`literal`) are unchanged.
 
     `byte_level` states whether the letters of the vocabulary represent bytes; if None, this is inferred from the
     pieces.
@@ -55,7 +56,7 @@ def readable(
 
 
 def from_bytes(raw: Sequence[bytes | None]) -> list[str]:
-    r"""Return a readable label for each piece, from the piece's bytes; an empty label for a piece of None or no bytes.
+    r"""Return a readable label for each sub-word piece, from its bytes; an empty label for None and for no bytes.
 
     >>> from_bytes([b"To", b"m \xe6\xb1", b"\xa4"])
     ['To', '·m 汤⟨1/2⟩', '汤⟨2/2⟩']
@@ -78,9 +79,9 @@ def from_bytes(raw: Sequence[bytes | None]) -> list[str]:
 
 
 def from_offsets(text: str, offsets: Sequence[tuple[int, int]], names: Sequence[str]) -> list[str]:
-    """Return a readable label for each piece, from the part of the text between its (start, stop) offsets.
+    """Return a readable label for each sub-word piece: the part of the text between its (start, stop) offsets.
 
-    A piece with an empty part, such as a special token, is labelled with its entry of `names`.
+    A piece whose part of the text is empty, such as a special token, is labelled with its entry of `names`.
 
     >>> from_offsets("Jumping 汤", [(0, 0), (0, 4), (4, 7), (8, 9), (8, 9)], ["[CLS]", "jump", "##ing", "æ±", "¤"])
     ['[CLS]', 'Jump', '·ing', '汤⟨1/2⟩', '汤⟨2/2⟩']
@@ -90,12 +91,12 @@ def from_offsets(text: str, offsets: Sequence[tuple[int, int]], names: Sequence[
 
 
 class _Cover(NamedTuple):
-    first: int  # index of the first piece that contains bytes of a character
-    last: int  # index of the last piece that contains bytes of that character
+    first: int  # index of the first sub-word piece that contains bytes of the character
+    last: int  # index of the last sub-word piece that contains bytes of the character
 
 
 def _labelled(text: str, spans: Sequence[tuple[int, int]]) -> list[str]:
-    """Return a label for each piece, from the range of characters that it covers; empty if it covers none."""
+    """Return a label for each sub-word piece, from the range of characters that it covers; empty if it covers none."""
     covers: dict[int, _Cover] = {}
     for n, span in enumerate(spans):
         for place in range(*span):
@@ -125,7 +126,7 @@ def _in_word(character: str) -> bool:
 
 
 def _bytes_of(piece: str, by_bytes: bool, by_words: bool) -> bytes | None:
-    """Return the UTF-8 bytes of a piece, with a blank if it begins a word; None if it must be shown unchanged."""
+    """Return the UTF-8 bytes of a sub-word piece, with a blank if it begins a word; None if it is shown unchanged."""
     if by_bytes:
         letters = byte_letters()
         return bytes(letters[c] for c in piece) if all(c in letters for c in piece) else None
@@ -139,7 +140,7 @@ def _bytes_of(piece: str, by_bytes: bool, by_words: bool) -> bytes | None:
 
 
 def _is_byte_level(pieces: Sequence[str]) -> bool:
-    """Return whether the letters of the pieces represent bytes, as in byte-level BPE.
+    """Return whether the letters of sub-word pieces represent bytes, as in byte-level BPE.
 
     The letters represent bytes if all of them are in the alphabet of byte-level BPE, some are not ASCII, and the bytes
     are valid UTF-8 or a letter is `Ġ`.
@@ -155,7 +156,7 @@ def _is_byte_level(pieces: Sequence[str]) -> bool:
 
 
 def _runs(raw: Sequence[bytes | None]) -> list[list[int]]:
-    """Return the runs of adjacent pieces that have bytes, as lists of indices; pieces of None separate the runs."""
+    """Return the runs of adjacent pieces that are not None, as lists of indices; a None separates two runs."""
     runs: list[list[int]] = [[]]
     for n, data in enumerate(raw):
         if data is not None:

@@ -39,19 +39,19 @@ def lent(tensor: Tensor) -> bool:
 
 
 def _frozen(tensor: Tensor) -> Tensor:
-    """Return a copy of a tensor that requires a gradient, because an optimizer will modify it; else the tensor."""
+    """Return a copy of a tensor that requires a gradient, which an optimizer will modify; any other tensor uncopied."""
     return tensor.detach().clone() if tensor.requires_grad else tensor
 
 
 class Shortened(NamedTuple):
-    """A source whose queries and keys are stored in 24 bits, and a note that states the largest error."""
+    """A `Source` of weights whose queries and keys are stored in 24 bits, and a note with the largest error."""
 
     source: "Pairs | Modified"
     note: str
 
 
 class Pairs:
-    """The weights of a `Problem` of `regard.core`: an attention call with any score, normaliser, mask and bias.
+    """The attention weights of a `Problem` of `regard.core`, a call with any score, normaliser, mask and bias.
 
     The weights are recomputed with the plain implementation, also if another kernel computed the call's output. `sinks`
     (h,) are the scores of one additional key for each head, which has no value but receives weight in each row
@@ -92,9 +92,10 @@ class Pairs:
         return [*self._query.holds(), *self._key.holds()]
 
     def short(self) -> Shortened | None:
-        """Return the source with queries and keys in 24 bits; None if that is impossible or saves no memory."""
+        """Return this `Source` with queries and keys in 24 bits; None if 24 bits are impossible or save no memory."""
         score = self._problem.score
-        if isinstance(score, Custom):  # the error of scores by a function of the caller cannot be bounded
+        # no bound is known for the error of the scores that a function of the caller computes
+        if isinstance(score, Custom):
             return None
         scale = 1.0 if isinstance(score, Dot) else None
         if isinstance(score, ScaledDot):
@@ -115,7 +116,8 @@ class Pairs:
         step = max(1, int(_PAIR_NUMBERS // max(1, pairs)))
         weights = torch.zeros(len(heads), len(rows), self._key.shape[-2])
         for room, part in zip(weights.split(step, -2), rows.split(step), strict=True):
-            end = self._end(part)  # weights of later keys, which a causal mask excludes for all these rows, stay 0
+            # keys from `end` on are masked for all these rows (causal mask), so their weights stay 0
+            end = self._end(part)
             block = self.block(slice(batch, batch + 1), heads, part.to(self._query.device), range(end))
             room[..., :end] = block[0]
         return weights
@@ -178,7 +180,7 @@ class Pairs:
 
 
 def _shape_of(tensor: Tensor) -> Tensor:
-    """Return a tensor of the same shape that takes the memory of one element, for code that only reads the shape."""
+    """Return a tensor of `tensor`'s shape that takes the memory of one element, for code that only reads the shape."""
     return tensor.new_zeros(()).expand(tensor.shape)
 
 
@@ -231,7 +233,7 @@ class Modified:
         return [*self._query.holds(), *self._key.holds()]
 
     def short(self) -> Shortened | None:
-        """Return the source with queries and keys in 24 bits; None if that saves no memory."""
+        """Return this `Source` with queries and keys in 24 bits per number; None if 24 bits save no memory."""
         shortened = shorter(self._query, self._key, None)
         if shortened is None:
             return None
@@ -288,7 +290,7 @@ def _over_pairs(function: Callable[..., Tensor], scores: int) -> Callable[..., T
 
 
 class Joined:
-    """A source that stacks the rows of several sources, such as the steps of generation, into one attention map.
+    """A `Source` that stacks the rows of several sources, such as steps of text generation, into one attention map.
 
     Keys that did not exist yet when a call was recorded have weight 0 in the rows of that call.
     """
@@ -318,7 +320,7 @@ class Joined:
 
 
 class Worst:
-    """The largest error of `Record.check` over several records; NaN if one of them has no check."""
+    """The largest error that `Record.check` returns for several records; NaN if one of the records has no check."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         self._records = list(records)

@@ -53,7 +53,7 @@ def check_one_stack(chosen: Sequence[str], names: Sequence[str]) -> None:
     stack_of, crossing = stacks(chosen), cross_attention(names)
     groups = list(dict.fromkeys((stack_of.get(name, ""), name in crossing) for name in chosen))
     if len(groups) == 1 and not groups[0][1]:
-        # If all calls have one name, it is one layer that the model applies repeatedly, which is allowed.
+        # If all chosen records have one name, the model applies one layer repeatedly, which is allowed.
         if 1 < len(set(chosen)) < len(chosen):
             raise ValueError(
                 "rollout needs one pass through the layers, and the trace has several calls of them: choose one, as in "

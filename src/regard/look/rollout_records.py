@@ -20,7 +20,8 @@ class Rolled:
 
     def __init__(self, layers: Sequence[Record]) -> None:
         self._layers = list(layers)
-        self._last: tuple[int, Tensor] | None = None  # cache: the index of the last computed sequence, and its rollout
+        # `_last` caches the index of the sequence whose rollout was computed last, and that rollout
+        self._last: tuple[int, Tensor] | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -85,7 +86,9 @@ def _can(layers: Sequence[Record]) -> bool:
         or not 1 < queries == keys <= LONGEST
         or any(getattr(layer.source, "rest", None) is not None for layer in layers)
     ):
-        return False  # a source with `rest` is a trace file with only the largest weights of each row
+        # a `Source` with a method `rest` is a trace file with only the largest weights of each row, so it has no exact
+        # rollout
+        return False
     if any(rows != columns for layer in layers for rows, columns in itertools.pairwise(_places(layer))):
         return False
     return sum(layer.heads for layer in layers) * queries * keys <= _WEIGHTS

@@ -9,14 +9,14 @@ from regard.look.readable_tokens import from_bytes, from_offsets, readable
 
 @runtime_checkable
 class NamesTokens(Protocol):
-    """The method of a tokenizer of the transformers library that is used to name tokens."""
+    """The interface of a tokenizer of the transformers library: the one method that is used to name tokens."""
 
     def convert_ids_to_tokens(self, ids: list[int], /) -> list[str]: ...
 
 
 @runtime_checkable
 class NamesToken(Protocol):
-    """The method of a tokenizer of the tokenizers library that is used to name a token."""
+    """The interface of a tokenizer of the tokenizers library: the one method that is used to name a token."""
 
     def id_to_token(self, id: int, /) -> str | None: ...
 
@@ -62,12 +62,13 @@ def of_tokenizer(tokenizer: object, given: Any) -> list[Named]:
     masks = _masks(given, rows) if isinstance(given, Mapping) else [None] * len(rows)
     own = tokenizer if isinstance(tokenizer, NamesToken) else getattr(tokenizer, "model", None)
     if not isinstance(tokenizer, NamesTokens) and isinstance(own, NamesToken):
-        tokenizer = own  # a wrapper such as regard's sub-word tokenizer: use the wrapped one of the tokenizers library
+        # if the tokenizer is a wrapper such as regard's sub-word tokenizer, its wrapped tokenizer is used
+        tokenizer = own
     return [Named(_readable(tokenizer, numbers), _shown(mask)) for numbers, mask in zip(rows, masks, strict=True)]
 
 
 def of_encodings(given: Any) -> list[Named]:
-    """Return the names of tokens from an encoding without its text or its tokenizer: its pieces as readable text."""
+    """Return the names of tokens from an encoding alone, without its text or tokenizer: its pieces as readable text."""
     named = []
     for encoding in _encodings(given):
         special = [bool(flag) for flag in encoding.special_tokens_mask]
@@ -122,7 +123,7 @@ def _masks(given: Mapping[str, Any], rows: list[list[int]]) -> list[list[int] | 
 
 
 def _shown(mask: Sequence[int] | None) -> tuple[int, ...] | None:
-    """Return the positions that are not padding; None (all positions) if there is no padding or nothing else.
+    """Return the positions that are not padding; None (all positions) if there is no padding, or only padding.
 
     A sequence that is only padding is shown whole, so that its display is not empty.
     """
@@ -138,7 +139,8 @@ def _readable(tokenizer: object, numbers: list[int]) -> list[str]:
     elif isinstance(tokenizer, NamesToken):
         pieces = [tokenizer.id_to_token(number) or f"<{number}>" for number in numbers]
     else:
-        of_bytes = getattr(tokenizer, "decode_single_token_bytes", None)  # a method of the tokenizers of tiktoken
+        # `decode_single_token_bytes` is a method of the tokenizers of the library tiktoken
+        of_bytes = getattr(tokenizer, "decode_single_token_bytes", None)
         if of_bytes is not None:
             return from_bytes([of_bytes(number) for number in numbers])
         decode = getattr(tokenizer, "decode", None)
@@ -153,7 +155,7 @@ def _readable(tokenizer: object, numbers: list[int]) -> list[str]:
 
 def _special(tokenizer: object) -> set[int]:
     """Return the ids of the tokenizer's special and added tokens, which are shown unchanged."""
-    # A dict in the transformers library, a function in the tokenizers library.
+    # The attribute is a dict in the transformers library; in the tokenizers library it is a function.
     added = getattr(tokenizer, "added_tokens_decoder", None)
     if added is None:
         added = getattr(tokenizer, "get_added_tokens_decoder", dict)()
@@ -162,7 +164,8 @@ def _special(tokenizer: object) -> set[int]:
 
 def _is_byte_level(tokenizer: object) -> bool | None:
     """Return whether the letters of the tokenizer's pieces represent bytes (byte-level BPE); None if unknown."""
-    if isinstance(getattr(tokenizer, "byte_decoder", None), dict):  # a slow (Python) tokenizer of transformers
+    # the attribute `byte_decoder` belongs to a slow (Python) tokenizer of the transformers library
+    if isinstance(getattr(tokenizer, "byte_decoder", None), dict):
         return True
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     decoder = getattr(backend, "decoder", None)

@@ -85,7 +85,7 @@ class Trace:
         return iter(self.records)
 
     def __getitem__(self, place: str | tuple[str, int]) -> Record:
-        """Return the record of the first call under a module name, or the record of (name, call number)."""
+        """Return the record of a module's first attention call, by name, or of another call, by (name, call number)."""
         if not isinstance(place, (str, tuple)):
             hint = f": records by number are in trace.records[{place!r}]" if isinstance(place, (int, slice)) else ""
             raise TypeError(f"a trace is indexed by a name or (name, call), got {place!r}{hint}")
@@ -117,9 +117,9 @@ class Trace:
         return nbytes(tensor for record in self.records for tensor in record.holds())
 
     def select(self, pattern: str) -> "Trace":
-        """Return a trace of the records with exactly that name; if there are none, of those that match it as a pattern.
+        """Return a trace of the records named `pattern`; if there are none, of those whose names match this pattern.
 
-        An example of a pattern is `encoder.*`.
+        For example, the pattern `encoder.*` selects all layers of an encoder.
         """
         return Trace(self.title, named(self.records, pattern), self.dropped, parts=self.parts)
 
@@ -157,7 +157,7 @@ class Trace:
         return self
 
     def joined(self) -> "Trace":
-        """Return a trace in which all calls of a module are one map, such as the steps of text generation.
+        """Return a trace in which all calls of a module, such as the steps of text generation, are joined into one map.
 
         Each call adds its rows to the map. The calls of a name are joined if they have the same batch size and number
         of heads, and the number of keys never decreases. The order of the beams in a beam search is not recorded: each

@@ -28,7 +28,7 @@ _LARGEST_MAP = 2**40  # largest number of weights of a record, which limits the 
 
 
 class Largest:
-    """A source with only the largest weights of each row, and `rest` (b, h, q): the sum of the row's other weights."""
+    """A `Source` with only the largest weights of each row; `rest` (b, h, q) is the sum of the row's other weights."""
 
     def __init__(self, shape: tuple[int, int, int, int], parts: Mapping[str, Tensor]) -> None:
         self._shape = shape
@@ -94,7 +94,8 @@ def write(
     if top < 1 or whole < 0 or overview < 1:
         raise ValueError(f"top and overview must be at least 1, whole 0 or more, got {top}, {overview}, {whole}")
     tensors: dict[str, Tensor] = {}
-    labels: dict[Labels, int] = {}  # indices by object identity, because records of one sentence share their labels
+    # the index of each Labels object, by its identity, because records of one sentence share one object
+    labels: dict[Labels, int] = {}
 
     def number(axis: Labels | None) -> int | None:
         return None if axis is None else labels.setdefault(axis, len(labels))
@@ -154,7 +155,7 @@ def _whole(record: Record) -> Tensor:
 
 
 def _halved(values: Tensor) -> Tensor:
-    """Return the values in half precision; if a finite number would become infinite, return them unchanged."""
+    """Return the values in half precision; if a finite value would become infinite, return all values unchanged."""
     half = values.half()
     return half if torch.equal(half.isinf(), values.isinf()) else values
 

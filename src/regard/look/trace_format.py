@@ -29,9 +29,11 @@ class LabelsDocument(_Strict):
     kind: Literal["tokens", "patches", "frames", "objects", "glimpses", "list"]
     items: Annotated[list[Item], Field(max_length=2**20)]
     numbers: Annotated[dict[Item, Finite | Annotated[list[Finite], Field(max_length=2**20)]], Field(max_length=16)] = {}
-    # From the name of a picture (or of other bytes, such as a sound) to the name of the tensor that holds its bytes.
+    # `pictures` maps the name of a picture, or of other bytes such as a sound, to the name of the tensor that holds
+    # these bytes.
     pictures: Annotated[dict[Item, Item], Field(max_length=4)] = {}
-    shown: Annotated[list[Count], Field(max_length=2**20)] | None = None  # positions that are not padding
+    # the indices of the positions that are not padding; None if there is no padding
+    shown: Annotated[list[Count], Field(max_length=2**20)] | None = None
 
 
 class RecordDocument(_Strict):

@@ -27,7 +27,7 @@ from regard.look.trace import Trace
 
 Keep = str | Sequence[str] | Callable[[str], bool]
 
-_open: list["_Watcher"] = []  # all active watchers, of all threads
+_open: list["_Watcher"] = []  # the watchers of all `regard.watch` contexts that are active in any thread
 # The attributes in which modules usually store their number of heads.
 _HEADS = ("num_heads", "heads", "n_heads", "nhead", "num_attention_heads", "n_head")
 
@@ -101,10 +101,11 @@ class _Watcher(TorchFunctionMode):
         self.sinks: Tensor | None = None
         self.thread = threading.get_ident()
         self._names = {id(module): named(name) for name, module in model.named_modules()}
-        self.expected = Expected(model)  # reports attention modules in which no call was captured
+        self.expected = Expected(model)  # `expected` reports attention modules in which no attention call was captured
         self._keeps, self._limit, self._exact, self._gradients = keeps, limit, exact, gradients
         self._calls: Counter[str] = Counter()
-        self._full: Counter[str] = Counter()  # by module name, the number of calls that exceeded the memory limit
+        # the number of attention calls of each module (by name) that were not stored because of the memory limit
+        self._full: Counter[str] = Counter()
         self._blind: Counter[tuple[str, str]] = Counter()
         self._bytes = 0
         self._held: set[int] = set()
@@ -161,7 +162,8 @@ class _Watcher(TorchFunctionMode):
     @contextmanager
     def safely(self) -> Iterator[None]:
         others = [watcher for watcher in _open if watcher.thread == self.thread]
-        for watcher in others:  # attention calls that the capture code itself makes must not be recorded
+        # the capture code itself may call attention functions; the other watchers must not record these calls
+        for watcher in others:
             watcher._paused += 1
         try:
             yield
@@ -236,9 +238,9 @@ class _Watcher(TorchFunctionMode):
         return "" if owner is None else self._names.get(id(owner))
 
     def _module(self) -> nn.Module | None:
-        """Return the model's innermost running module; if there is none, that of another model, or None.
+        """Return the model's innermost running module; if no module of it runs, that of another model, or None.
 
-        Running modules are found in the frames of the Python stack.
+        The running modules are determined from the frames of the Python stack.
         """
         frame: FrameType | None = sys._getframe(2)
         foreign = None

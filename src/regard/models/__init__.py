@@ -15,7 +15,7 @@ A memory holds the keys and values that a decoder attends to. Of regard, the mod
 - `stacked_attention`: classifies the answer to a question about a memory, by attention in several hops
 - `span_pointer`: predicts start and end of an answer in a passage
 - `ngrams`: encoder of hashed n-grams
-- `posterior`: attention weights corrected once the next word is known
+- `posterior`: attention weights corrected by Bayes' rule when the next word is known
 - `quantized`: int8 and packed copies of a model for inference on the CPU
 
 Each public name is imported from its module when it is first used.
@@ -96,7 +96,7 @@ if TYPE_CHECKING:  # type checkers and editors need the public names as imports
     from regard.models.vision.visual_attention import Looked as Looked
     from regard.models.vision.visual_attention import RecurrentVisualAttention as RecurrentVisualAttention
     from regard.models.vision.visual_attention import looked_loss as looked_loss
-else:  # not visible to type checkers, because __getattr__ would make every name valid for them
+else:  # type checkers must not see this function, because __getattr__ would make every name valid for them
 
     def __getattr__(name: str) -> object:
         if name not in _HOME:

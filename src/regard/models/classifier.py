@@ -16,11 +16,12 @@ from regard.nn.attention import Attention
 
 @dataclass(frozen=True, eq=False)
 class Classified:
-    """The logits of the classes, and the attention weights in the requested form; in full they are (b, looks, k)."""
+    """The logits of the classes, and the requested attention weights; full weights have the shape (b, looks, k)."""
 
     logits: Float[Tensor, "b classes"]
     weights: Tensor | Top | None = None
-    log_prob: Float[Tensor, "b looks"] | None = None  # log-probability of the sampled keys of hard attention
+    # log-probability of the keys that hard attention sampled, for each learned query (look)
+    log_prob: Float[Tensor, "b looks"] | None = None
 
 
 class Classifier(nn.Module):
@@ -33,9 +34,9 @@ class Classifier(nn.Module):
 
     With `query_size`, u is an argument of `forward` instead, such as a question about an image (Yang et al. 2016b,
     section 3.3), and the logits are W [c; u] + b. `attention` is the name of a score, a score record or function, or
-    None: then c is the memory's summary, of size `memory_size`. With `features` there is a hidden layer of products:
-    logits = W (W_f r ⊙ (1 + W_g r)) + b with r = c or r = [c; u]. It is needed if the memory's values are word
-    embeddings: "not" reverses the meaning of "bad", which no sum of the two embeddings can express.
+    None: then c is the memory's summary, of size `memory_size`. With `features` the classifier has a hidden layer of
+    products: logits = W (W_f r ⊙ (1 + W_g r)) + b with r = c or r = [c; u]. This hidden layer is needed if the memory's
+    values are word embeddings: "not" reverses the meaning of "bad", which no sum of the two embeddings can express.
 
     >>> classifier = Classifier(3, memory_size=8)
     >>> memory = Memory(torch.randn(2, 5, 8), torch.randn(2, 5, 8), None, torch.randn(2, 8))
@@ -84,7 +85,7 @@ class Classifier(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> Classified:
-        """Return the logits of the classes of each memory.
+        """Return the logits of the classes of each sequence, image or scene whose encoding is in `memory`.
 
         `query` (b, query_size) is required if the classifier was built with `query_size`, and not allowed otherwise.
         """
@@ -105,7 +106,7 @@ class Classifier(nn.Module):
         read = read if query is None else torch.cat([read, query.to(read.dtype)], -1)
         if self.features is not None:
             said, turned = self.features(F.dropout(read, self.dropout, self.training)).chunk(2, -1)
-            read = said * (1 + turned)  # the 1 keeps a term that is linear in the features
+            read = said * (1 + turned)  # the summand 1 keeps a term that is linear in the features
         return self.output(F.dropout(read, self.dropout, self.training))
 
     def _check(self, memory: Memory, query: Tensor | None) -> None:

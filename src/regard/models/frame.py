@@ -25,7 +25,7 @@ class EncoderDecoder(nn.Module):
     torch.Size([1, 2, 7])
     """
 
-    encoder: Any  # any object with the interface in the docstring
+    encoder: Any  # any object that can be called as encoder(source, lengths) and returns a `Memory`
     decoder: Any
 
     def __init__(self, encoder: nn.Module, decoder: nn.Module) -> None:

@@ -14,7 +14,7 @@ CONTENTS: tuple[Content, ...] = ("states", "words", "both")
 
 
 def check_content(**named: str) -> None:
-    """Raise a `ValueError` if a content is not one of `CONTENTS`."""
+    """Raise a `ValueError` if the requested content of keys or values is not one of `CONTENTS`."""
     for name, content in named.items():
         if content not in CONTENTS:
             raise ValueError(f"{name} must be one of {', '.join(CONTENTS)}, got {content!r}")
@@ -30,7 +30,8 @@ def with_words(memory: Memory, words: Float[Tensor, "b k m"], *, keys: Content, 
     >>> memory.keys is states, memory.values.sum()
     (True, tensor(6.))
     """
-    if memory.mask is not None:  # keys and values at padded positions must be zeros
+    # keys and values at padded positions must be zeros, so the embeddings at these positions are set to zero
+    if memory.mask is not None:
         words = torch.where(memory.mask.unsqueeze(-1), words, 0)
     contents = {"states": memory.keys, "words": words}
     if "both" in (keys, values):

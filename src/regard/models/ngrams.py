@@ -42,7 +42,7 @@ class NgramEncoder(nn.Module):
             nn.init.zeros_(self.grams.weight)
 
     def forward(self, source: Int[Tensor, "b k"], lengths: Int[Tensor, " b"] | None = None) -> Memory:
-        """Return the memory of the sources; `lengths` are their numbers of tokens, without padding (None: all)."""
+        """Return the memory (states) of source sequences; `lengths` are their numbers of tokens (None: no padding)."""
         states = self.embedding(source)
         for order in range(2, self.order + 1):
             assert self.grams is not None, "there are n-grams"

@@ -14,7 +14,7 @@ LOGITS = 2**25  # the largest number of logits that are in memory at a time
 def log_likelihood(
     decoder: Any, memory: Memory, prefix: Int[Tensor, "b t"], target: Int[Tensor, "b t"]
 ) -> Float[Tensor, "b t k"]:
-    """Return log p(y_i | y_<i, h_j): the log-probability of target token i if position j were the whole memory.
+    """Return log p(y_i | y_<i, h_j), the log-probability of target token i if the memory had only position j.
 
     `target` is the prefix shifted by one token. The result is 0 for negative targets, which mark padding, and at padded
     positions of the memory. A decoder that starts from the memory's summary uses the summary of the whole memory.

@@ -20,11 +20,11 @@ from regard.models.recurrent.decoder import RecurrentDecoder
 from regard.nn.projection import HeadProjection
 
 Model = TypeVar("Model", bound=nn.Module)
-_TINY = 1e-30  # lower bound of a scale, so that the inverse of the scale of a row of zeros is finite
+_TINY = 1e-30  # lower bound of a quantization scale, so that a row of zeros has a scale with a finite inverse
 
 
 def quantize(model: Model, *, scales: Literal["tensor", "row"] | None = None) -> Model:
-    """Return a copy of a model for inference on the CPU with int8 matrix products; the model itself does not change.
+    """Return a copy of a model for inference on the CPU with int8 matrix products; the given model does not change.
 
     Linear layers, the projections of multi-head attention and a Transformer decoder's output layer are rounded.
     `scales` are those of the input of a product: "tensor", one scale for the whole tensor, is faster; with "row", one
@@ -74,7 +74,7 @@ def _copied(model: Model, linear: "Linear", what: str) -> Model:
     for part in list(done.modules()):
         for name, child in list(part.named_children()):
             if isinstance(part, RecurrentDecoder) and child is part.readout:
-                continue  # the decoder uses slices of this weight, and a packed weight cannot be sliced
+                continue  # a recurrent decoder uses slices of this weight, and a packed weight cannot be sliced
             if type(child) is nn.Linear:
                 setattr(part, name, linear(child.weight, child.bias))
                 count += 1
@@ -131,8 +131,8 @@ class QuantizedLinear(nn.Module):
             return x.new_zeros((*x.shape[:-1], self.out_features))
         step = torch.maximum(rows.amax(-1, keepdim=True), rows.amin(-1, keepdim=True).neg_())
         step = step.clamp_(min=_TINY).mul_(1 / self.most)
-        # The processor's instruction needs one unsigned operand. Flipping the sign bit adds 128 to the inputs, and the
-        # product with zero point 128 subtracts it again.
+        # The processor's instruction for int8 products needs one unsigned operand. Flipping the sign bit adds 128 to
+        # the inputs, and the product with zero point 128 subtracts it again.
         rounded = torch.mul(rows, step.reciprocal()).round_().to(torch.int8).view(torch.uint8).bitwise_xor_(128)
         product = torch.ops.onednn.qlinear_pointwise(
             *(rounded, 1.0, 128, self.packed, self.scale, self.zero, None, 1.0, 0, torch.float32, "none", [], "")
@@ -220,7 +220,7 @@ Linear = Callable[[Tensor, Tensor | None], nn.Module]
 
 
 class PreparedProjection(nn.Module):
-    """A replacement of `HeadProjection` with the same methods, made of int8 or packed linear layers."""
+    """A replacement of `HeadProjection` with the methods of `HeadProjection`, made of int8 or packed linear layers."""
 
     def __init__(self, source: HeadProjection, linear: Linear) -> None:
         super().__init__()
@@ -248,7 +248,7 @@ class PreparedProjection(nn.Module):
     def apart(
         self, x: Float[Tensor, "b n d"], counts: tuple[int, ...] | None = None
     ) -> tuple[Float[Tensor, "b heads n e"], ...]:
-        """Return queries, keys and values of self-attention, or parts with other numbers of heads, `counts`."""
+        """Return queries, keys and values of self-attention as separate tensors, with the numbers of heads `counts`."""
         return self(x).split_with_sizes(counts or (self.heads, self.kv_heads, self.kv_heads), 1)
 
     def queries(self, x: Float[Tensor, "b q d"]) -> Float[Tensor, "b h q e"]:

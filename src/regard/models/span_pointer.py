@@ -19,8 +19,8 @@ from regard.models.speech.pyramidal_encoder import BothWays
 from regard.nn.attention import Attention, pairs, without_head
 from regard.nn.projection import OwnedScore, settled
 
-# The initial gain of α, the linear map before the alignment's scores. With it, a passage word gives nearly all of its
-# weight to the same word of the question, for word vectors of variance 0.09.
+# The initial gain of α, the linear map before the alignment's scores. With this gain, a passage word gives nearly all
+# of its weight to the same word of the question, for word vectors of variance 0.09.
 _KEY_GAIN = 3.0
 
 
@@ -126,7 +126,7 @@ class SpanPointer(nn.Module):
     def forward(self, passage: Memory, question: Memory, *, weights: Request | None = None) -> Pointed:
         """Return scores of the first and last word of each answer.
 
-        `weights` requests the attention weights of the stages align and match.
+        `weights` requests the attention weights of the stages "align" and "match".
         """
         sharding.refuse("a span pointer")
         words = self._dropped(_real(passage.values, passage.mask, self.memory_size, "passage"))
@@ -159,13 +159,13 @@ class SpanPointer(nn.Module):
             yield pair["matching"], pair["matched"]
 
     def _keys(self, memory: Memory, values: Tensor) -> Tensor:
-        """Return the vectors of a text that the alignment compares: its keys with `key_size`, else its values."""
+        """Return the vectors of a text that the alignment compares: keys if `key_size` is given, otherwise values."""
         return values if self.key_size is None else _real(memory.keys, memory.mask, self.key_size, "keys")
 
     def _align(
         self, words: Tensor, keys: Tensor, question_words: Tensor, mask: Tensor | None, weights: Request | None
     ) -> Attended:
-        """Return for each passage word its context, the weighted sum of question words, and the weights."""
+        """Return for each passage word the weighted sum of question words (its context), and the attention weights."""
         if self.score is None or self.align_passage is None:
             return _Mean()(words, question_words, mask=mask)
         map_question = self.align_passage if self.align_question is None else self.align_question
@@ -235,7 +235,7 @@ class _Pointer(nn.Module):
         read = (Softmax()(scores, mask).unsqueeze(1).to(states.dtype) @ states).squeeze(1)
         if mask is None:
             return scores, read
-        # Masked scores are half of the lowest float, so that the sum of a start and an end score is still finite.
+        # Masked scores are half of the lowest finite float, so that the sum of a start and an end score is finite.
         return scores.masked_fill(~mask, torch.finfo(scores.dtype).min / 2), read
 
 
@@ -257,14 +257,15 @@ def best_span(start: Float[Tensor, "b n"], end: Float[Tensor, "b n"], *, longest
         raise ValueError(f"longest must be at least 1, got {longest}")
     longest = min(longest, start.shape[1])
     start, end = (x if x.dtype == torch.float64 else x.float() for x in (start, end))
-    windows = F.pad(end, (0, longest - 1), value=-torch.inf).unfold(1, longest, 1)  # unfold returns a view, not a copy
+    # `unfold` returns a view of the padded scores, not a copy
+    windows = F.pad(end, (0, longest - 1), value=-torch.inf).unfold(1, longest, 1)
     value, offset = windows.max(-1)
     score, first = (start + value).max(-1)
     return Spans(first, first + offset.gather(1, first.unsqueeze(-1)).squeeze(-1), score)
 
 
 def _real(values: Tensor, mask: Tensor | None, size: int, name: str) -> Tensor:
-    """Return the vectors of a text with padding set to zero; raise an error if they do not have the expected size."""
+    """Return the vectors of a text with padding set to zero; raise an error if their size is wrong."""
     if values.shape[-1] != size:
         raise ValueError(f"{name} has size {values.shape[-1]}, the pointer expects {size}")
     return values if mask is None else torch.where(mask.unsqueeze(-1), values, 0)

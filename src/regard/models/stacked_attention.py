@@ -14,8 +14,8 @@ from regard.models.memory import Memory
 from regard.nn.attention import Attention, pairs
 from regard.nn.protocol import Projected
 
-# The gate of each key. The sum of the gates is a soft count of the matching keys. The bias makes the gates small at the
-# start of training.
+# The gate σ(score − 2) of each key; the sum of the gates is a soft count of the keys that match the query. The bias
+# makes the gates small at the start of training.
 _GATE = Sigmoid(bias=-2.0)
 
 
@@ -25,7 +25,8 @@ class Stacked:
 
     logits: Float[Tensor, "b n classes"]
     weights: tuple[Tensor | Top, ...] = ()
-    log_prob: Float[Tensor, "b n hops"] | None = None  # log-probability of the sampled keys of hard attention
+    # log-probability of the keys that hard attention sampled in each hop
+    log_prob: Float[Tensor, "b n hops"] | None = None
 
 
 class StackedClassifier(nn.Module):
@@ -38,7 +39,7 @@ class StackedClassifier(nn.Module):
     + b with r = [c_K; u_0; s_K]. The count s_K = Σ_j σ(score_Kj − 2) measures how many keys match, which weights that
     sum to 1 cannot. With `counts=False`, r has no count.
 
-    The paper classifies u_K, which includes the contexts of earlier hops. Then the answer may come from any hop, and
+    Yang et al. classify u_K, which includes the contexts of all hops. With u_K the answer may come from any hop, and
     the weights of the last hop need not show its position. In this class earlier hops only determine the next query, so
     the answer comes from the last hop, whose weights show its position.
 

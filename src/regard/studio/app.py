@@ -69,7 +69,7 @@ def _add_files(app: "FastAPI") -> None:
 
     def file(folder: str, name: str) -> Response:
         package, place = FOLDERS[folder]
-        # Only a plain file name is accepted: without separators or a leading dot, no path can leave the folder.
+        # Only a plain file name is accepted: a name without separators or a leading dot cannot lead out of the folder.
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*\.(js|css|html|svg)", name):
             raise RefusedError(f"there is no file {name[:60]!r}", 404)
         asset = files(package) / place / name
@@ -242,7 +242,7 @@ def _add_live(app: "FastAPI", runs: list[Translates | Asks]) -> None:
     def available() -> list[Translates | None]:
         """Return the translator of each run; toy translators are added if no run translates."""
         offered = translators(runs)
-        if not any(offered) and not toys:  # the translation page then works before any run is trained
+        if not any(offered) and not toys:  # with toy translators, the translation page works before any run is trained
             from regard.studio import toy_translator
 
             toys.extend(toy_translator.toys())
@@ -302,7 +302,7 @@ async def _body(request: "Request", model: type[Body]) -> Body:
 
 
 def _numbers(request: "Request", *names: str) -> list[int]:
-    """Return the integers under these names in the query string; a missing one is 0."""
+    """Return the integers in a URL's query string that have the given names; the integer of a missing name is 0."""
     return [_whole(request.query_params.get(name, "0"), name) for name in names]
 
 

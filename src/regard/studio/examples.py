@@ -35,7 +35,7 @@ class Answering:
     threshold: float = 2.0
 
     def weights(self) -> Float[Tensor, "h q k"]:
-        """Return the attention weights of each query."""
+        """Return the attention weights of each query over the inputs."""
         weights = attention(self.query, self.inputs[None], self.inputs[None], weights=full()).weights
         assert isinstance(weights, Tensor)
         return weights
@@ -68,7 +68,7 @@ class Example:
 
     @functools.cached_property
     def shown(self) -> Trace:
-        """Return the trace with the attention rollout of each stack of layers as additional records."""
+        """Return the trace; its additional records are the attention rollouts, one for each stack of layers."""
         return Trace(self.trace.title, with_rollouts(self.trace.records), self.trace.dropped, parts=self.trace.parts)
 
     def faithfulness(self, record: int, head: int, row: int) -> Faithfulness:
@@ -102,8 +102,8 @@ def sentiment() -> Example:
 def reading() -> Example:
     """Return an example of question answering with two records.
 
-    In the first, the queries are the start and the end of the answer, and the keys are the words of a passage. In the
-    second, the queries are the words of the passage, and the keys are the words of the question.
+    In the first record, the queries are the start and the end of the answer, and the keys are the words of a passage.
+    In the second record, the queries are the words of the passage, and the keys are the words of the question.
     """
     passage = _words("Attention was first used for translation in 2014 , by three researchers in Montreal .")
     question = _words("Where was attention first used ?")
@@ -137,7 +137,7 @@ def scene() -> Example:
 
     The vehicle is at the origin and heads along x.
     """
-    # For each object: name, x ahead and y to the right in metres, heading in radians, speed in m/s.
+    # Each entry is an object: name, x ahead and y to the right in metres, heading in radians, speed in m/s.
     seen = [
         ("us", 0.0, 0.0, 0.0, 11.0), ("lorry, braking", 17.0, -0.1, 0.0, 3.0), ("car behind", -14.0, 0.1, 0.0, 12.0),
         ("car, left lane", 4.0, -3.6, 0.0, 13.0), ("oncoming car", 34.0, -7.6, 3.14, 12.0),
@@ -145,7 +145,7 @@ def scene() -> Example:
     ]  # fmt: skip
     features = []
     for name, x, y, _, speed in seen:
-        # Positive for a slower object in the lane of the ego vehicle.
+        # `closing` is positive for a slower object in the lane of the ego vehicle.
         closing = max(0.0, (11.0 - speed) / 8) if x > 0 and abs(y) < 1.8 else 0.0
         left = 1.0 if -20 < x < 30 and 1.8 < -y < 5 else 0.0
         walking = (1.2 if name == "pedestrian" else 0.7 if name == "cyclist" else 0.0) * (x > 0)
@@ -181,7 +181,7 @@ def _words(text: str) -> list[str]:
 
 
 def asked_by(asks: Float[Tensor, "q d"], *sharpness: float) -> Float[Tensor, "h q d"]:
-    """Return the same queries in one head for each factor of `sharpness`, multiplied by the factor and by √d.
+    """Return the queries with one head for each factor in `sharpness`: each head is multiplied by its factor and √d.
 
     The factor √d cancels the division of scores by √d in scaled dot products.
     """

@@ -30,7 +30,7 @@ class Limits:
     answers: int = 16  # largest number of traces of predictions that the studio stores
     vectors: int = 32  # largest number of queries, and of keys, in the playground
     size: int = 32  # largest size of a vector in the playground
-    text: int = 2_000  # largest number of characters of a sentence
+    text: int = 2_000  # largest number of characters of a sentence to be translated or converted to vectors
     tokens: int = 256  # largest number of tokens of a source sentence, and of a translation
     beams: int = 16  # largest number of hypotheses of a beam search
     pixels: int = 16_777_216  # largest number of pixels of a picture in a trace

@@ -1,8 +1,8 @@
-"""Tiles of a map that is too large to draw at once: pooled if they are large, exact if they are small.
+"""Tiles of an attention map that is too large to draw at once: a large tile is pooled, a small tile has exact weights.
 
 Weights are recomputed from the record, some rows at a time, so a map of 8,192 × 8,192 can be scrolled without being in
-memory. A cell is the mean of the block × block weights it covers. If that would be too much work for one picture, only
-some rows of each block, evenly spaced, are computed; `read` is their number.
+memory. A cell is the mean of the block × block weights it covers. If computing all weights would be too much work for
+one picture, only some rows of each block, evenly spaced, are computed; `read` is the number of these rows.
 """
 
 import json
@@ -20,9 +20,9 @@ from regard.look.head_mean import WithMean, with_mean
 from regard.studio.limits import LIMITS, RefusedError, within
 
 CELLS = LIMITS.tile  # largest number of rows, and of columns, of a picture that is sent
-AT_ONCE = 2**21  # largest number of weights in memory at a time
+AT_ONCE = 2**21  # largest number of attention weights that are in memory at a time
 WORK = 2**23  # largest number of weights computed for one tile: less than 0.1 s on two cores
-OVERVIEW = 2**24  # largest number of weights computed for a picture of the whole map
+OVERVIEW = 2**24  # largest number of attention weights computed for a picture of the whole map
 THUMBNAIL = 32
 Block = tuple[int | float, int | float]
 Pool = Callable[[Tensor, tuple[int, int]], Tensor]
@@ -37,7 +37,7 @@ class Grid:
         self.cells, self.at, self.block, self.read = cells, at, block, read
 
     def packed(self, type: Literal["uint8", "float16"]) -> tuple[bytes, str]:
-        """Return the cells divided by the largest cell, as bytes or half floats, and a JSON header that describes them.
+        """Return the cells of a pooled map, divided by the largest one, as bytes or half floats, and a JSON header.
 
         NaN, infinite and negative numbers are sent as half floats, which can represent them.
         """
@@ -67,9 +67,10 @@ class Grid:
 
 
 def whole(record: Record, head: int, batch: int = 0) -> Grid:
-    """Return the whole map, pooled to at most CELLS × CELLS cells."""
+    """Return the whole attention map of a head, pooled to at most CELLS × CELLS cells."""
     record = _inside(record, head, batch)
-    known = getattr(record.source, "overview", None)  # a large map from a file includes an overview
+    # the trace file of a large map includes a pooled overview of the map
+    known = getattr(record.source, "overview", None)
     if known is not None and known(0, head) is not None and max(record.queries, record.keys) > CELLS:
         cells = record.overview(CELLS, head=head).float()
         block = (record.queries / cells.shape[0], record.keys / cells.shape[1])
@@ -78,7 +79,7 @@ def whole(record: Record, head: int, batch: int = 0) -> Grid:
 
 
 def tile(record: Record, head: int, row: int, column: int, rows: int, columns: int, batch: int = 0) -> Grid:
-    """Return the part of a map that begins at (row, column), pooled to about CELLS × CELLS cells."""
+    """Return the part of an attention map that begins at (row, column), pooled to about CELLS × CELLS cells."""
     record = _inside(record, head, batch)
     within(row, 0, record.queries - 1, "row")
     within(column, 0, record.keys - 1, "column")
@@ -88,7 +89,7 @@ def tile(record: Record, head: int, row: int, column: int, rows: int, columns: i
 
 
 def thumbnail(record: Record, head: int, batch: int = 0) -> Grid:
-    """Return a map as at most 32 × 32 cells, each with the largest weight in it: means would hide a sharp head.
+    """Return an attention map as at most 32 × 32 cells, each with its largest weight: a mean would hide a single one.
 
     For a large map only one row of each block is computed, so that the thumbnails of all heads appear fast.
     """
@@ -100,7 +101,7 @@ def thumbnail(record: Record, head: int, batch: int = 0) -> Grid:
 
 
 def row(record: Record, head: int, at: int, batch: int = 0) -> Float[Tensor, "k"]:
-    """Return the exact weights of one query."""
+    """Return the exact (not pooled) attention weights of one query."""
     record = _inside(record, head, batch)
     within(at, 0, record.queries - 1, "row")
     return _rows(record, head, [at])[0]
@@ -128,7 +129,7 @@ def is_sampled(record: Record) -> bool:
 
 
 def _inside(record: Record, head: int, batch: int) -> Record:
-    """Return one sequence of a record; if `head` is the index after the last head, the record has their mean too."""
+    """Return one sequence of a record; if `head` is the index after the last head, with the mean of all heads."""
     within(head, 0, record.heads - (record.heads < 2), "head")
     within(batch, 0, record.batch - 1, "batch")
     sequence = record.sequence(batch)
@@ -166,7 +167,7 @@ def _pooled(
         mine = rows[first * block[0] : (first + step) * block[0]]
         if read == block[0]:
             parts.append(pool(_rows(record, head, slice(mine.start, mine.stop)), block))
-        else:  # compute evenly spaced rows of each block: the centres of equal parts
+        else:  # compute evenly spaced rows of each block: the rows at the centres of equal parts of the block
             offsets = [(2 * at + 1) * block[0] // (2 * read) for at in range(read)]
             picked = [min(low + offset, rows[-1]) for low in mine[:: block[0]] for offset in offsets]
             parts.append(pool(_rows(record, head, picked), (read, block[1])))

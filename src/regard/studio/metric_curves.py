@@ -10,7 +10,8 @@ from typing import Any
 from regard.studio.limits import LIMITS, Limits
 
 _COUNTED = ("kind", "step", "epoch", "tokens", "seconds")
-_SEEN = 64  # number of bytes before the last position that are compared, to detect that the file was rewritten
+# number of bytes before the last read position that are compared, to detect that metrics.jsonl was rewritten
+_SEEN = 64
 _SERIES = 64  # largest number of curves of a run
 
 
@@ -28,7 +29,7 @@ class Curve:
     most: int
     width: int = 1  # number of lines of the metrics file that one point averages
     means: list[tuple[float, float]] = field(default_factory=list)
-    # Values that will be averaged to the next point, as soon as there are `width` of them.
+    # `open` has the values that will be averaged to the next point of the curve, as soon as there are `width` values.
     open: list[tuple[float, float]] = field(default_factory=list)
     last: tuple[float, float] | None = None
 
@@ -43,7 +44,8 @@ class Curve:
             pairs = zip(self.means[::2], self.means[1::2], strict=False)
             odd = self.means[-1] if len(self.means) % 2 else None
             self.means = [_mean(pair) for pair in pairs]
-            # A point without a partner is put back into `open` and is completed by the next lines.
+            # Pairs of points are merged. If the number of points is odd, the last point is put back into `open`, and is
+            # completed by the next lines of metrics.jsonl.
             self.open = [] if odd is None else [odd] * self.width
             self.width *= 2
 
@@ -64,7 +66,7 @@ class Curves:
     lock: Lock = field(default_factory=Lock)
 
     def read(self) -> dict[str, Any]:
-        """Return every curve, and whether there is more of the file to read."""
+        """Return every curve of the run, and whether metrics.jsonl has lines that were not read yet."""
         with self.lock:
             more = self._advance()
             listed = [
@@ -83,7 +85,7 @@ class Curves:
         except OSError:  # the file does not exist yet, or was removed
             return False
         end = data.rfind(b"\n") + 1
-        if not end and rest:  # skips a line that is longer than the limit
+        if not end and rest:  # a line that is longer than the limit is skipped
             end = len(data)
         for line in data[:end].splitlines():
             self._line(line)
@@ -92,7 +94,7 @@ class Curves:
         return rest
 
     def _start_over_if_changed(self, file: Any) -> None:
-        """Start again from the beginning if the file was truncated, as by a resumed run."""
+        """Read metrics.jsonl from its beginning again if it was truncated, as a resumed run does."""
         file.seek(self.offset - len(self.seen))
         if file.read(len(self.seen)) != self.seen:
             self.offset, self.seen = 0, b""

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from regard.studio.limits import LIMITS, RefusedError
 
-if TYPE_CHECKING:  # torch is imported at the first request
+if TYPE_CHECKING:  # torch is imported only at the first request, so that the studio starts fast
     from torch import Tensor
 
     from regard.core.masks import Mask
@@ -23,7 +23,7 @@ Vectors = Annotated[list[Vector], Field(min_length=1, max_length=LIMITS.vectors)
 
 
 class Masking(BaseModel):
-    """The settings of the mask."""
+    """The settings of the mask in a request of the playground."""
 
     model_config = ConfigDict(extra="forbid")
     kind: Literal["none", "causal", "window", "padding"] = "none"
@@ -76,7 +76,8 @@ def answer(question: Question) -> dict[str, object]:
     shape = (len(question.query), len(question.key))
     allowed = torch.ones(shape, dtype=torch.bool)
     if mask is not None:
-        scores_of = (1, *shape)  # a mask has a head axis; here one mask applies to all heads
+        # the first axis of the mask is for heads; it has size 1, because one mask applies to all heads
+        scores_of = (1, *shape)
         allowed = mask.aligned(scores_of).allowed(range(shape[0]), range(shape[1]), query.device).expand(scores_of)[0]
     return {
         "scores": scores.tolist(),
@@ -215,7 +216,7 @@ def _code(question: Question, values: list[list[float]], parameters: dict[str, "
     arguments += [f"mask={mask}"] if mask else []
     lines = ["import torch", "import regard", "", _tensor("query", question.query), _tensor("key", question.key)]
     lines.append("value = key" if values == question.key else _tensor("value", values))
-    if question.heads > 1:  # splits the vectors into one part for each head
+    if question.heads > 1:  # this code splits the vectors into one part for each head
         split = f".unflatten(-1, ({question.heads}, -1)).transpose(0, 1)"
         lines.append(f"query, key, value = (x{split} for x in (query, key, value))  # (heads, vectors, size)")
     lines += [_tensor(name, tensor.tolist()) for name, tensor in parameters.items()]

@@ -34,7 +34,7 @@ class Asks(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Return whether the run has trained weights."""
+        """Return whether the run has trained weights, so that it can predict."""
 
     @property
     def more(self) -> Any:
@@ -60,7 +60,8 @@ def answer(runs: Sequence[Any], request: Asked, store: TraceStore, limits: Limit
     try:
         prediction = run.ask(inputs)
         record, trace = plain(prediction.record()), prediction.trace()
-    except (ValueError, OSError) as error:  # the input is invalid, or an image or a sound cannot be decoded
+    # this error means that the input is invalid, or that an image or a sound cannot be decoded
+    except (ValueError, OSError) as error:
         raise RefusedError(without_paths(error)) from None
     except RunError as error:
         raise RefusedError(without_paths(error), 409) from None
@@ -75,7 +76,7 @@ def answer(runs: Sequence[Any], request: Asked, store: TraceStore, limits: Limit
 
 
 def add_examples(runs: Sequence[Any], store: TraceStore) -> None:
-    """Add to the store a trace of each finished run, for the example input in its directory."""
+    """Add to the store a trace of each finished run, for the example input in the run's directory."""
     from regard.studio.run_page import example_inputs
 
     for number, run in enumerate(runs):
@@ -144,7 +145,7 @@ def _value(spec: "Input", text: str, limits: Limits) -> Any:
 
 def _decoded(name: str, text: str, most: int) -> bytes:
     size = len(text) * 3 // 4
-    if size > most + 2:  # checked before decoding, to save memory; base64 padding adds up to two bytes
+    if size > most + 2:  # the size is checked before decoding, to save memory; base64 padding adds up to two bytes
         raise RefusedError(f"{name} must have at most {most} bytes, got about {size}", 413)
     try:
         data = base64.b64decode(text.encode("ascii"), validate=True)

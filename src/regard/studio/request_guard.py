@@ -34,7 +34,7 @@ HEADERS = [
     (b"cache-control", b"no-store"),
 ]
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-# For each request that may have a large body, the name of its limit.
+# The requests that may have a large body, with the name of the field of `Limits` that limits the body.
 LARGER = {("POST", "/api/traces"): "trace", ("POST", "/api/ask"): "question"}
 
 log = logging.getLogger("regard.studio")
@@ -80,7 +80,8 @@ class Guard:
         """Serve one connection, or reject it."""
         if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
-        if scope["type"] != "http":  # the studio has no websockets
+        # a scope other than "http" or "lifespan" is a websocket, which the studio does not have
+        if scope["type"] != "http":
             return await send({"type": "websocket.close", "code": 1008})
         refusal = self.refusal(scope)
         if refusal:
@@ -111,7 +112,7 @@ class Guard:
     def is_mine(self, host: str) -> bool:
         """Return whether a Host header names this server.
 
-        A DNS name could have been bound to this machine by anyone.
+        Only known names are accepted, because anyone can register a DNS name that resolves to this machine.
         """
         if host.lower() in self.hosts:
             return True

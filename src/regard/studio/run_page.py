@@ -96,7 +96,7 @@ def example_inputs(run: Any) -> dict[str, Any] | None:
 
 
 def _files(run: Any, result: Mapping[str, Any]) -> list[str]:
-    """Return the inputs whose example is a file that can be fetched."""
+    """Return the names of the inputs whose example is an image or sound file that the page can fetch."""
     from regard.tasks.example_files import example_file
 
     path = _path(run)
@@ -138,7 +138,7 @@ def _result(path: Path | None) -> dict[str, Any]:
 
 
 def _config(run: "LiveRun") -> list[dict[str, Any]]:
-    """Return every setting with its value and its description."""
+    """Return every setting of the run's configuration with its value and its description."""
     from regard.tasks.config_overrides import listed
 
     config = run.run.config_as(run.task.config)
@@ -184,7 +184,7 @@ def _seconds_since_change(path: Path | None) -> float | None:
 
 
 def _card(path: Path | None) -> str:
-    """Return the model card as text."""
+    """Return the run's model card (README.md) as text."""
     if path is None:
         return ""
     try:

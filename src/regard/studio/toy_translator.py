@@ -82,7 +82,8 @@ class Toy:
     def score(self, text: str, target: Sequence[str], place: int, kept: Bool[Tensor, "n k"]) -> Float[Tensor, "n"]:
         """Return the probability of word `place` of the translation `target`, for each mask of source words.
 
-        A row of `kept` is True at the source words that the translator reads; other source words are removed.
+        A row of `kept` is one mask: True at the source words that the translator reads, False at words that are
+        removed.
         """
         source = re.findall(r"\w+|[^\w\s]", text)
         known = {row: self._chance([word for word, there in zip(source, row, strict=True) if there], target, place)
@@ -121,7 +122,7 @@ class _Sentence:
         self.rank = torch.empty(len(source)).scatter(0, torch.tensor(wanted), torch.arange(float(len(source))))
 
     def number(self, token: str) -> int:
-        """Return the id of a target token; an unknown token is added, as the translation of no source word."""
+        """Return the id of a target token; an unknown token is added to the vocabulary, without a source word."""
         if token == STOP:
             raise ValueError(f"a translation cannot be forced to end: {STOP!r} was among the forced tokens")
         if token not in self.vocabulary:
@@ -146,7 +147,7 @@ class _Sentence:
         memory = scores[:, :, None]
         weights = attention(query, memory, memory, score=Dot(), normalize=self.toy.normalize, weights=full()).weights
         assert isinstance(weights, Tensor)
-        left = (~self.silent).sum() - done  # number of source words without a translation so far
+        left = (~self.silent).sum() - done  # `left` is the number of source words that are not translated yet
         ending = torch.sigmoid(40 * (0.5 - left))
         speaking = weights[:, 0] * (~self.silent)
         words = (speaking / speaking.sum(1, keepdim=True).clamp_min(1e-6)) @ self.lexicon

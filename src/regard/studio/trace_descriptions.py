@@ -10,11 +10,11 @@ from regard.studio.limits import within
 from regard.studio.map_tiles import is_sampled
 
 LISTED = 256  # largest number of sequences in the menu of the page
-FEW = 4_000_000  # the entropy of heads is computed for records with at most this many weights
+FEW = 4_000_000  # the entropy of each head is computed only if the record has at most this many attention weights
 
 
 def described(example: Example, batch: int = 0) -> dict[str, Any]:
-    """Return the description of one sequence: its records, their shapes and labels, and which have a model."""
+    """Return the description of one sequence of a trace: its records with shapes and labels, and which have a model."""
     count = max(1, example.trace.sequences)
     within(batch, 0, count - 1, "batch")
     listed = range(max(batch + 1, min(count, LISTED)))
@@ -30,7 +30,7 @@ def described(example: Example, batch: int = 0) -> dict[str, Any]:
         if is_sampled(record):
             sampled = "The picture of the whole map, and each coarse part of it, reads some rows of every block."
             entry["note"] = sentences(entry["note"], sampled)
-        # A rollout has no entropy here, because it would require all weights of all layers.
+        # The entropy of an attention rollout is not computed, because it would require all weights of all layers.
         if record.kind != ROLLOUT and record.heads * record.queries * record.keys <= FEW:
             entropy = record.entropy().mean(-1).tolist()
             entry["entropy"] = [round(value, 4) if math.isfinite(value) else None for value in entropy]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from regard.studio.limits import LIMITS, Limits, RefusedError
 
-if TYPE_CHECKING:  # for type checkers only: torch is imported when a trace is first opened
+if TYPE_CHECKING:  # imported for type checkers only, because torch is imported when a trace is first opened
     from regard.look.trace import Trace
     from regard.studio.examples import Example
 
@@ -70,7 +70,7 @@ class TraceStore:
         return self._add(trace, "handed in")
 
     def answered(self, trace: "Trace") -> StoredTrace:
-        """Store the trace of a prediction; newer ones replace it when the limit is reached."""
+        """Store the trace of a prediction; at the limit of traces of predictions, the oldest of them is removed."""
         self._make_room("answer", self.limits.answers)
         return self._add(trace, "answer")
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from regard.studio.limits import LIMITS, RefusedError
 from regard.tasks.hypotheses import Answer, Hypothesis
 
-if TYPE_CHECKING:  # for type checkers only: a studio without runs starts without torch
+if TYPE_CHECKING:  # imported for type checkers only, so that a studio without runs starts without torch
     from torch import Tensor
 
     from regard.look.faithfulness import Faithfulness
@@ -46,7 +46,7 @@ class Ask(BaseModel):
 
 
 def translators(runs: Sequence[Any]) -> "list[Translates | None]":
-    """Return each run's interactive translator: the run itself, or the one that its task provides, or None."""
+    """Return the interactive translator of each run: the run itself, the translator that its task provides, or None."""
     offered = [run if isinstance(run, Translates) else getattr(run, "more", None) for run in runs]
     return [translator if isinstance(translator, Translates) else None for translator in offered]
 
@@ -76,7 +76,7 @@ class Judge(BaseModel):
 
 
 def judge(runs: Sequence[Translates | None], request: Judge) -> "Faithfulness":
-    """Return deletion and sufficiency of the weights of one word of a translation."""
+    """Return the deletion and sufficiency curves of the attention weights of one word of a translation."""
     from regard.look.faithfulness import faithfulness
 
     run = _run(runs, request.run)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 def force(path: Path) -> None:
-    """Sync a file, or the list of files in a folder, to the disk (fsync)."""
+    """Sync a file, or a folder's list of its files, to the disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError:
-        if path.is_file():  # some file systems cannot sync a folder; that error is ignored
+        if path.is_file():  # some file systems cannot sync a folder; the error that they raise is ignored
             raise
     finally:
         os.close(descriptor)

@@ -41,7 +41,7 @@ class Checkpoint:
         return self._tensors("model")
 
     def optimizer(self) -> Mapping[str, Tensor]:
-        """Return the tensors of the optimiser, the moving average and the random generators, by prefixed name."""
+        """Return the tensors of the optimiser, the moving average (`average/…`) and the random generators."""
         return self._tensors("optimizer")[0]
 
     def average(self) -> Mapping[str, Tensor]:
@@ -73,7 +73,7 @@ class Checkpoints:
         return self.folder / f"step-{step:06d}"
 
     def steps(self) -> list[int]:
-        """Return the steps that have a folder, oldest first; the folders are not verified."""
+        """Return the steps that have a checkpoint folder, oldest first; these checkpoints are not verified."""
         matches = (re.fullmatch(r"step-(\d{6,})", path.name) for path in self.folder.glob("step-*"))
         return sorted(int(match[1]) for match in matches if match)
 
@@ -143,7 +143,7 @@ class Checkpoints:
         return target
 
     def _is_there(self, step: int) -> bool:
-        """Return whether a valid checkpoint of that step exists; a damaged one is removed."""
+        """Return whether a valid checkpoint of a step exists; a damaged checkpoint of that step is removed."""
         if not self.path(step).exists():
             return False
         try:

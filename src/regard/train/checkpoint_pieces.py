@@ -21,15 +21,15 @@ def piece_name(kind: str, rank: int, size: int) -> str:
 
 
 def pieces_of(folder: Path, kind: str) -> list[Path]:
-    """Return the pieces of "model" or "optimizer" in a checkpoint, by worker; empty if it is not in pieces."""
+    """Return the files of "model" or "optimizer", one for each worker; empty if one worker wrote all tensors whole."""
     return sorted(folder.glob(f"{kind}-*-of-*.safetensors"))
 
 
 def my_rows(tensors: Mapping[str, Tensor], rank: int, size: int) -> dict[str, Tensor]:
     """Return the rows that a worker writes: its shard of a sharded tensor, an equal share of any other tensor.
 
-    The pieces of all workers, concatenated along the first axis in the order of the ranks, are the whole tensor. A
-    tensor without axes or without rows is written by the first worker.
+    The rows that all workers write, concatenated in the order of the ranks, are the whole tensor. A tensor without axes
+    or without rows is written by the first worker.
 
     >>> my_rows({"a": torch.arange(5), "step": torch.tensor(3.0)}, 1, 2)
     {'a': tensor([3, 4])}
@@ -47,10 +47,10 @@ def my_rows(tensors: Mapping[str, Tensor], rank: int, size: int) -> dict[str, Te
 
 
 class JoinedPieces(Mapping[str, Tensor]):
-    """The tensors of a checkpoint in pieces, by name.
+    """The tensors, by name, of a checkpoint of which each worker wrote its own rows (a piece).
 
-    Each access to a tensor loads and concatenates its pieces. A worker that cuts its own shard from one tensor after
-    another therefore needs memory for one whole tensor, not for all of them.
+    Each access to a tensor loads and concatenates the rows that the workers wrote. A worker that cuts its own shard
+    from one tensor after another therefore needs memory for one whole tensor, not for all of them.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -80,7 +80,7 @@ class JoinedPieces(Mapping[str, Tensor]):
 
 
 class Part(Mapping[str, Tensor]):
-    """The tensors whose names begin with the prefix `part/`, under names without it; each access loads a tensor.
+    """The tensors whose names begin with the prefix `part/`, without that prefix; each access loads one tensor.
 
     >>> dict(Part({"average/w": torch.tensor(2.0), "optimizer/w": torch.tensor(1.0)}, "average"))
     {'w': tensor(2.)}

@@ -100,11 +100,12 @@ class Checkpointer:
                 state = Checkpoint(self.run.checkpoints.path(step), step).state()
                 needed |= {state["course"]["best_step"], *state.get("relies_on", ())}
             except (OSError, ValueError, KeyError):
-                continue  # a run cannot resume from a damaged checkpoint, so it requires no further checkpoints
+                # training cannot resume from a damaged checkpoint, so the checkpoints that it refers to are not needed
+                continue
         return {step for step in needed if step is not None}
 
     def _relies_on(self, training: TrainingState) -> set[int]:
-        """Return earlier steps whose checkpoints the final weights may use: the best step, and those to be averaged."""
+        """Return earlier steps whose checkpoints the final weights may use: the best step, and steps to be averaged."""
         mean = self.settings.scheduled(training.step) if self.settings.average == "checkpoints" else []
         there = set(self.run.checkpoints.steps())
         steps = {training.best_step, *(step for step in mean if step in there)}
@@ -187,7 +188,7 @@ class Checkpointer:
         return True
 
     def good(self, step: int) -> Checkpoint | None:
-        """Return the checkpoint of a step, or report an error message and return None if it is not valid."""
+        """Return the checkpoint of a step; if that checkpoint is not valid, report an error message and return None."""
         try:
             return self.run.checkpoints.at(step)
         except CheckpointError as error:

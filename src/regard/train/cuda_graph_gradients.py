@@ -25,7 +25,7 @@ Shapes = tuple[tuple[str, torch.Size, torch.dtype], ...]
 
 
 class Captured:
-    """Adds a batch's gradients to the parameters as `differentiated` does; repeated shapes replay a captured graph.
+    """Adds a batch's gradients to the parameters as `differentiated` does; a repeated shape replays its CUDA graph.
 
     A batch is a dataclass of tensors, and batches should come in few shapes. The loss must not synchronise with the
     device, and its count must be a tensor on the device. If the loss synchronises, a warning is logged once, and from
@@ -36,7 +36,8 @@ class Captured:
         self._loss, self._model, self._precision, self._device = loss, model, precision, device
         self._graphs: dict[Shapes, _Graph] = {}
         self._seen: Counter[Shapes] = Counter()
-        self._places: dict[nn.Parameter, Tensor] = {}  # the gradient tensors, to whose addresses all graphs write
+        # the gradient of each parameter, to whose address all graphs write
+        self._places: dict[nn.Parameter, Tensor] = {}
         self._works = device.type == "cuda"
         self._pool: Any = None
 
@@ -48,7 +49,7 @@ class Captured:
             torch._foreach_zero_(list(self._places.values()))
 
     def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Return the total loss and the count of a batch, and add its gradients to those of the parameters."""
+        """Return a batch's total loss and number of summands, and add its gradients to the parameters' gradients."""
         shapes = _shapes(batch) if self._works else None
         if shapes is None:
             return self._plain(batch)
@@ -58,7 +59,8 @@ class Captured:
         if self._seen[shapes] >= _AGAIN and self._places and len(self._graphs) < _MOST:
             return self._recorded(shapes, batch)
         result = self._plain(batch)
-        # The first batch determines which parameters have gradients. All later gradients are added to these tensors.
+        # The first batch determines which parameters have gradients. The gradients of all later batches are added to
+        # the gradient tensors of these parameters.
         self._places = self._places or self._gradients()
         return result
 
@@ -71,7 +73,7 @@ class Captured:
     def _recorded(self, shapes: Shapes, batch: Any) -> tuple[Tensor, Tensor]:
         """Run the batch without a graph, and if it did not synchronise with the device, capture a graph of its shapes.
 
-        Return the total loss and the count of the batch.
+        The total loss of the batch and the number of its summands, such as tokens, are returned.
         """
         held = type(batch)(*(getattr(batch, field.name).to(self._device).clone() for field in fields(batch)))
         before = [gradient.clone() for gradient in self._places.values()]
@@ -81,15 +83,17 @@ class Captured:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            # Synchronisation is detected in this run before a capture is tried, because a capture that fails half-way
-            # leaves torch's random generator unusable.
+            # The batch runs without a graph first, to detect synchronisation before a capture: a capture that fails
+            # half-way leaves torch's random generator unusable.
             _log.warning("no CUDA graphs for this model: %s", str(error).partition("\n")[0])
             self._works = False
             self.begin()
             torch._foreach_add_(list(self._places.values()), before)
             return self._plain(batch)
-        if self._gradients().keys() == self._places.keys():  # this batch used the same parameters as the first batch
-            torch.cuda.empty_cache()  # a graph has its own memory and cannot use the cached blocks
+        # true if this batch gave gradients to the same parameters as the first batch
+        if self._gradients().keys() == self._places.keys():
+            # a graph has its own memory pool and cannot use the blocks of memory that PyTorch has cached
+            torch.cuda.empty_cache()
             with cuda_graphs.recorded():
                 graph, outputs = cuda_graphs.capture(lambda: self._plain(held), self._device, pool=self._pool)
             self._pool = graph.pool()

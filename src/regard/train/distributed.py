@@ -19,15 +19,16 @@ from regard.train.errors import RunError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# Timeout of one collective. It is long because the first worker may index large files while the others wait.
+# Timeout of one collective operation. The timeout is long because the first worker may index large files while the
+# others wait.
 _TIMEOUT = timedelta(minutes=30)
-_MEETING = timedelta(minutes=10)  # time limit for all workers of a job to start and connect
+_MEETING = timedelta(minutes=10)  # time limit within which all workers of a torchrun command must start and connect
 # Environment variables that torchrun sets and init_process_group needs.
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class WorkerFailed(Exception):  # noqa: N818
-    """Raised on a worker because another worker failed: that worker reports the reason, and this one only exits."""
+    """Raised on a worker because another worker failed: that worker reports the reason, and this worker only exits."""
 
 
 class WorkerLost(RunError):  # noqa: N818
@@ -47,7 +48,7 @@ class Workers:
 
     rank: int = 0
     size: int = 1
-    device: torch.device | None = None  # None without a process group: then the caller chooses a device
+    device: torch.device | None = None  # `device` is None without a process group; the caller then chooses a device
     grouped: bool = False  # whether there is a process group: torchrun may also start a single worker
 
     @property
@@ -84,7 +85,7 @@ class Workers:
         return held[0]
 
     def wait(self) -> None:
-        """Wait until every worker has called this (a barrier)."""
+        """Wait until every worker has called this method (a barrier)."""
         self.gather(None)
 
     @contextmanager
@@ -229,7 +230,7 @@ def in_shares(items: Sequence[Any], work: Callable[[Sequence[Any]], list[Any]]) 
     workers = _sharing.get()
     if workers is None:
         return work(items)
-    token = _sharing.set(None)  # nested calls must not divide the items again
+    token = _sharing.set(None)  # a call nested in this one must not divide the items among the workers again
     try:
         mine = work(items[workers.rank :: workers.size])
     finally:

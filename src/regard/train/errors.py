@@ -2,4 +2,4 @@
 
 
 class RunError(Exception):
-    """Raised when a run directory is not the expected run, is damaged, or is in use; the base of similar errors."""
+    """Raised when a run directory is not the expected run, is damaged, or is in use; a base class of other errors."""

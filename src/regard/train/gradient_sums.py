@@ -44,11 +44,11 @@ class Step(nn.Module):
 class GradientSums:
     """Sums the gradients of all workers, and stores the sums in the parameters' `grad` on every worker.
 
-    The first update sums all gradients at once, after the backward pass. It shows which parameters have gradients, so
-    that DDP need not search the graph for unused parameters. Later updates use DDP, with two exceptions that continue
-    to sum all gradients at once: gradients that fit one message of DDP, because there is no communication to overlap
-    with computation and DDP would copy each gradient separately; and CUDA graphs, whose gradients have fixed addresses.
-    With `sharded`, FSDP2 has wrapped `step` already and sums the gradients itself.
+    The first update sums all gradients at once, after the backward pass. This update shows which parameters have
+    gradients, so that DDP need not search the graph for unused parameters. Later updates use DDP, with two exceptions
+    that continue to sum all gradients at once: gradients that fit one message of DDP, because there is no communication
+    to overlap with computation and DDP would copy each gradient separately; and CUDA graphs, whose gradients have fixed
+    addresses. With `sharded`, FSDP2 has wrapped `step` already and sums the gradients itself.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class GradientSums:
         self._versions = self._buffer_versions()
 
     def of(self, batches: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the total loss and count of each batch of this worker.
+        """Yield the total loss of each batch of this worker, and the number of its summands, such as tokens.
 
         After the last batch, the parameters hold the gradients summed over all workers.
         """
@@ -101,7 +101,8 @@ class GradientSums:
                 total, count = run(batch)
             if total.ndim:
                 raise ValueError(f"loss must give a total of one number; got shape {tuple(total.shape)}")
-            # DDP and FSDP2 divide gradients by the number of workers, but the sum is needed: the loss is scaled up.
+            # DDP and FSDP2 divide gradients by the number of workers, but the sum is needed, so the loss is multiplied
+            # by the number of workers.
             averaged = self._sharded or wrapped is not None
             weight = (self._workers.size if averaged else 1) * counts
             (total if weight == 1 else total * weight).backward()
@@ -128,7 +129,8 @@ class GradientSums:
             part.view_as(gradient)
             for part, (_, gradient) in zip(flat.split([g.numel() for _, g in held]), held, strict=True)
         ]
-        if self._captured is not None:  # CUDA graphs write gradients to fixed addresses: the sums are copied there
+        # CUDA graphs write gradients to tensors at fixed addresses: the sums are copied into these tensors
+        if self._captured is not None:
             torch._foreach_copy_([gradient for _, gradient in held], parts)
             return
         for (parameter, _), part in zip(held, parts, strict=True):

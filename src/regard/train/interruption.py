@@ -32,7 +32,7 @@ class Interrupted(Stopped):
 
 
 class Diverged(Stopped):
-    """Raised if the loss or the gradient is NaN or infinite, before the update; or if validation finds such weights."""
+    """Raised if the loss or the gradient is NaN or infinite, before the update, or a weight is, before validation."""
 
 
 class OutOfMemory(Stopped):
@@ -58,8 +58,8 @@ class Signals:
 
     A training step is short, and a signal never interrupts it. A validation may be long and has no side effects, so
     that the loop runs it inside `breakable`, which a signal interrupts at once. With several workers (`shared`), a
-    signal interrupts nothing, because all workers must stop at the same step. Then a second Ctrl-C does not end the
-    process either, because the terminal and torchrun may each send a SIGINT for a single Ctrl-C.
+    signal interrupts nothing, because all workers must stop at the same step. With several workers, a second Ctrl-C
+    does not end the process either, because the terminal and torchrun may each send a SIGINT for a single Ctrl-C.
     """
 
     def __init__(self, *, shared: bool = False) -> None:
@@ -69,7 +69,7 @@ class Signals:
 
     @contextmanager
     def handled(self) -> Generator[None, None, None]:
-        """A context with the signal handlers installed; nothing is installed outside the main thread.
+        """A context in which the signal handlers are installed; outside the main thread no handler is installed.
 
         Python allows signal handlers only in the main thread.
         """

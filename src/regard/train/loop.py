@@ -1,4 +1,4 @@
-"""The training loop, the same for every model: updates, validation, checkpoints, and how training ends."""
+"""The training loop, one loop for every model: it runs updates and validations, and writes checkpoints."""
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -42,7 +42,7 @@ class Fitted:
     ended: str  # the limit that ended training: "steps", "epochs" or "patience"
     best: float | None
     best_step: int | None
-    figures: dict[str, float]  # validation metrics of the final weights, if these weights were validated
+    figures: dict[str, float]  # validation metrics of the final weights; empty if these weights were not validated
     weights: str  # which weights are final: "last", "best", "average" or "best average"
     # Bytes of parameters, gradients, optimiser state and peak memory; each is the largest number of any worker.
     memory: dict[str, int] = field(default_factory=dict)
@@ -151,7 +151,8 @@ class _Loop:
         self.signals = Signals(shared=workers.grouped)
         self.shared_signal: int | None = None  # the signal that some worker had received by the last update, or None
         self.state = TrainingState()
-        self.position: Any = None  # the position in the data after the last update, for the next checkpoint
+        # the position in the training data after the last update, which the next checkpoint stores
+        self.position: Any = None
 
     def _shared_gradients(self) -> GradientSums:
         step = Step(self.compiled, self.loss) if self.sharded is None else self.sharded.step
@@ -231,7 +232,8 @@ class _Loop:
         except Exception as error:
             if not memory_ran_out(error):
                 raise
-            if self.workers.size > 1:  # the other workers wait for gradients and cannot write a checkpoint
+            # the other workers wait for this worker's gradients and cannot write a checkpoint
+            if self.workers.size > 1:
                 raise self._shortage(f"at step {before.step + 1}", error) from error
             shortage = str(error).partition("\n")[0]
         # The error is handled outside the except block: inside, the traceback would still hold the batch's activations.
@@ -253,9 +255,9 @@ class _Loop:
         return True
 
     def _shortage(self, where: str, error: Exception) -> OutOfMemory:
-        """Return the error of a worker that ran out of memory while other workers wait for its gradients.
+        """Return the error to raise if a worker ran out of memory while other workers wait for its gradients.
 
-        No checkpoint can be written then, so the error names the last one.
+        No checkpoint can be written in that situation, so the error names the last checkpoint that was written.
         """
         why = str(error).partition("\n")[0]
         advice = "give a batch fewer tokens, or take more workers"
@@ -275,7 +277,7 @@ class _Loop:
         return (differentiated(self.loss, self.compiled, batch, self.precision, self.device) for batch in batches)
 
     def _exchange(self, sums: Tensor) -> Tensor:
-        """Return total loss and count, summed over all workers; with several, also how many received each signal."""
+        """Return total loss and token count over all workers; if there are several, also how many got each signal."""
         if self.workers.size == 1:
             return sums
         return self.workers.reduce(torch.cat([sums, sums.new_tensor(self.signals.flags())]))
@@ -369,7 +371,7 @@ class _Loop:
         return checkpoints.path(steps[-1]) if steps else checkpoints.folder
 
     def _tied(self, figures: Mapping[str, float]) -> bool:
-        """Return whether the watched metric equals the best one so far, and the loss is lower.
+        """Return whether the watched metric equals its best value so far, and the loss is lower than at that value.
 
         While the watched metric does not change, such as a BLEU of 0 early in training, the loss determines the best
         weights.
@@ -408,7 +410,7 @@ class _Loop:
             yield plain
 
     def _choose(self) -> tuple[str, dict[str, float]]:
-        """Load the final weights into the model; return which they are, and their metrics if they were validated."""
+        """Load the final weights into the model; return which weights these are, and their metrics if validated."""
         state = self.state
         if self.settings.average == "checkpoints":
             self.checkpointer.put_mean(state.step)

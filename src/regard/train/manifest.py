@@ -16,7 +16,7 @@ from regard.train.errors import RunError
 
 NAME = "manifest.json"
 FORMAT = 1
-Entry = tuple[str, int]  # SHA-256 of a file, and its size in bytes
+Entry = tuple[str, int]  # the SHA-256 checksum of a file, and the size of the file in bytes
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Manifest:
             shutil.rmtree(draft, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove temporary folders left by processes that were killed."""
+        """Remove the temporary folders in the run directory that were left by killed processes."""
         for path in self.folder.glob(".draft-*.tmp"):
             shutil.rmtree(path, ignore_errors=True)
 

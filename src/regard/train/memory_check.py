@@ -42,7 +42,7 @@ def _memory(device: torch.device) -> int | None:
         return torch.cuda.get_device_properties(device).total_memory
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):  # sysconf is not available on every system
+    except (ValueError, OSError, AttributeError):  # os.sysconf is not available on every operating system
         return None
 
 

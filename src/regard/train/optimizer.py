@@ -12,7 +12,7 @@ from regard.train.train_settings import TrainSettings
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
     """Return the trained parameters in two groups: matrices with weight decay, and all other parameters without it.
 
-    Weight decay pulls parameters towards zero. For a matrix this is a preference for simple maps. A gain or
+    Weight decay pulls parameters towards zero. For a matrix, small entries mean a simpler linear map. A gain or
     a bias has no reason to be near zero. An embedding has rows that most batches do not use: the embeddings of rare
     words would decay between their occurrences. An output matrix tied to an embedding counts as an embedding.
 
@@ -63,7 +63,7 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: 
 
 
 def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """Return bytes of parameters, gradients and optimiser state on this worker; only its shard of a sharded tensor.
+    """Return the bytes of parameters, gradients and optimiser state on this worker; only its shard of sharded tensors.
 
     >>> model = nn.Linear(3, 5)
     >>> state_bytes(model, torch.optim.AdamW(model.parameters()))

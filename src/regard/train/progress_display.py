@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
-_KNOWN_STEPS = 20  # the duration of a run is estimated after this many steps, or after _KNOWN_SECONDS
+_KNOWN_STEPS = 20  # the duration of a run is estimated after this many steps, or after `_KNOWN_SECONDS` seconds
 _KNOWN_SECONDS = 3.0
 _LONG = 1200.0  # if a run takes more seconds than this, a faster alternative is suggested
 
@@ -126,7 +126,7 @@ class Lines:
         self.say(f"step {step}  validation  {_list(figures)}{_tail(best)}")
 
     def say(self, text: str) -> None:
-        # Lines are not wrapped, because a log file has no width.
+        # Lines of output are not wrapped, because a log file has no width.
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def end(self) -> None:

@@ -25,7 +25,7 @@ class RandomState:
         return RandomState(random.getstate(), tuple(numbers), torch.get_rng_state(), cuda)
 
     def put(self, device: torch.device) -> None:
-        """Restore the states; the CUDA generator does not change if its state was not saved."""
+        """Restore the states of all generators; the CUDA generator does not change if its state was not saved."""
         random.setstate(self.python)
         np.random.set_state(self.numpy)
         torch.set_rng_state(self.cpu)
@@ -33,7 +33,7 @@ class RandomState:
             torch.cuda.set_rng_state(self.cuda, device)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the states as named tensors, which a safetensors file can hold."""
+        """Return the states of the random generators as named tensors, which a safetensors file can store."""
         version, numbers, gauss = self.python
         _, keys, place, has_gauss, cached = self.numpy
         named = {

@@ -43,7 +43,7 @@ class Run:
 
     path: Path
     accepts_changed_data: bool = field(default=False, compare=False)
-    # The list has one entry while this object holds the lock of the directory, else it is empty.
+    # `_holds` has one entry while this object holds the lock of the directory; otherwise it is empty.
     _holds: list[None] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
@@ -103,7 +103,7 @@ class Run:
                 else:
                     run._take_up(config, changeable, renewed, inputs)
                 yield run
-            except BaseException:  # not only Exception: also KeyboardInterrupt and SystemExit
+            except BaseException:  # not only Exception is caught, but also KeyboardInterrupt and SystemExit
                 if fresh and not run.checkpoints.steps():
                     run._clear(whole=new)
                 raise
@@ -113,7 +113,7 @@ class Run:
 
         `RunError` is raised if the directory holds other files, or if it holds a run and `resume` is false.
         """
-        # Hidden files do not count: an interrupted start may have left them.
+        # A directory with only hidden files counts as empty: an interrupted start may have left these files.
         if not self.path.exists() or all(entry.name.startswith(".") for entry in self.path.iterdir()):
             return True
         if not (self.path / "config.json").is_file():
@@ -136,7 +136,7 @@ class Run:
         renewed: Callable[[dict[str, Any]], Mapping[str, Any]],
         inputs: Sequence[Path],
     ) -> None:
-        """Resume the existing run: compare config and data with the stored ones, and only then write changes."""
+        """Resume the existing run: compare config and data files with the stored ones, and only then write changes."""
         plain = json.loads(json.dumps(dict(config)))
         changed = _differences(json.loads(json.dumps(dict(renewed(self.config())))), plain)
         refused = {key: values for key, values in changed.items() if key not in changeable}
@@ -214,7 +214,7 @@ class Run:
         return self.path / "model.safetensors"
 
     def config(self) -> dict[str, Any]:
-        """Return the configuration as a dictionary."""
+        """Return the configuration of the run, config.json, as a dictionary."""
         return self._read_json("config.json")
 
     def config_as(self, kind: type[Config]) -> Config:
@@ -239,7 +239,7 @@ class Run:
             yield
         except RunError:
             raise
-        except Exception as error:  # the tokenizers library raises a plain Exception
+        except Exception as error:  # the tokenizers library raises a plain Exception if a file is invalid
             first = str(error).partition("\n")[0]
             files = " or ".join(str(self.path / name) for name in names if (self.path / name).exists())
             raise RunError(f"{files or self.path / names[0]} cannot be read: {first}") from error
@@ -249,7 +249,7 @@ class Run:
         self.manifest.keep(lambda folder: save_model(model, folder / self.model_path.name))
 
     def load_model(self, model: nn.Module) -> str:
-        """Load the final weights into a model, or the best weights of an interrupted run; return which, as text."""
+        """Load the final weights into a model, or the best of an interrupted run; return a text that says which."""
         if not self.model_path.is_file():
             return self._load_best(model)
         with self.reading(self.model_path.name):

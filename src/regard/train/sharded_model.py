@@ -13,7 +13,7 @@ from regard.train.sharded_tensors import whole
 from regard.train.updates import LossFunction
 
 # layers(model) returns the modules of a model whose shards are gathered one module at a time. The model must call each
-# of them as a module, because FSDP2 gathers its parameters in the hooks of that call.
+# of these modules by `module(…)`, because FSDP2 gathers the parameters in the hooks of that call.
 Layers = Callable[[nn.Module], Iterable[nn.Module]]
 
 
@@ -51,12 +51,12 @@ class Sharded:
 
     @torch.no_grad()
     def fill(self, other: Mapping[str, Tensor] | None = None) -> None:
-        """Copy the gathered weights of the sharded model to the unsharded one; weights in `other` take precedence."""
+        """Copy the gathered weights of the sharded model to the unsharded model; weights in `other` replace them."""
         for storage, size in self._storages.values():
             storage.resize_(size)
         wanted = {**self.model.state_dict(), **(other or {})}
         for name, value in [*self.plain.named_parameters(), *self.plain.named_buffers()]:
-            if name in wanted:  # non-persistent buffers are not in the state dict
+            if name in wanted:  # non-persistent buffers are not in the state dict, so they are not copied
                 value.copy_(whole(wanted[name]))
 
     @contextmanager

@@ -24,7 +24,7 @@ def part_of(tensor: Tensor, like: Tensor) -> Tensor:
         raise NotImplementedError(f"expected tensors sharded by their first axis, got {placements} over {mesh}")
     rows = tensor.chunk(mesh.size())
     rank = mesh.get_local_rank()
-    # The shard is cloned, because a view would keep the whole tensor in memory.
+    # This worker's shard is cloned, because a view would keep the whole tensor in memory.
     mine = rows[rank].to(like.device).clone() if rank < len(rows) else tensor[:0].to(like.device)
     return DTensor.from_local(
         mine, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.contiguous().stride()

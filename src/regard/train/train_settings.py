@@ -78,8 +78,8 @@ class TrainSettings(BaseModel):
     def scheduled(self, last: int) -> list[int]:
         """Return the steps whose checkpoints are averaged after step `last`: `last` and scheduled ones, oldest first.
 
-        Checkpoints caused by a signal or a new best are excluded, because the mean must not depend on when a signal
-        came.
+        Checkpoints written because of a signal or a new best validation are not averaged: the mean must not depend on
+        when a signal arrived.
 
         >>> TrainSettings(average="checkpoints", average_last=3, checkpoint_every=4).scheduled(14)
         [8, 12, 14]

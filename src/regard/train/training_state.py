@@ -12,15 +12,15 @@ class TrainingState:
     batch: int = 0  # number of batches of the current epoch so far
     tokens: int = 0
     seconds: float = 0.0
-    # The next three fields count since metrics were last logged.
+    # `window_loss`, `window_tokens` and `window_seconds` are sums since metrics were last logged.
     window_loss: float = 0.0
     window_tokens: int = 0
     window_seconds: float = 0.0
-    validated: int = -1  # the step of the last validation
+    validated: int = -1  # the step at which the weights were last validated; −1 before the first validation
     best: float | None = None
     best_step: int | None = None
     best_figures: dict[str, float] = field(default_factory=dict)
-    waited: int = 0  # number of validations since the best one
+    waited: int = 0  # number of validations since the one with the best result
 
     def count_update(self, loss: float, tokens: int) -> None:
         self.step += 1

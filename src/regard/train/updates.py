@@ -25,15 +25,16 @@ LossFunction = Callable[[nn.Module, Any], Loss]
 
 @dataclass(frozen=True)
 class Gradients:
-    """The total loss and count of all batches of an update, and the norm of the mean gradient."""
+    """The total loss and the number of summands (count) of an update's batches, and the norm of the mean gradient."""
 
     total: float
     count: float
     norm: float
-    extra: tuple[float, ...] = ()  # further numbers that `reduce` appended, summed over the workers
+    # further numbers, summed over the workers, that the callback `reduce` appended to total and count
+    extra: tuple[float, ...] = ()
 
     def trouble(self) -> str | None:
-        """Return an error message if the loss or the gradient is not finite, else None."""
+        """Return an error message if the loss or the norm of the gradient is not finite, else None."""
         if not math.isfinite(self.total):
             return f"the loss is {self.total}"
         if not math.isfinite(self.norm):
@@ -44,7 +45,7 @@ class Gradients:
 def differentiated(
     loss: LossFunction, model: nn.Module, batch: Any, precision: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return the total loss and count of a batch, on the device, and add its gradients to those of the parameters."""
+    """Return a batch's total loss and number of summands, on the device, and add its gradients to `grad`."""
     with torch.autocast(device.type, precision, enabled=precision != torch.float32):
         result = loss(model, batch)
     if result.total.ndim:
@@ -85,7 +86,7 @@ def gather(
 
 @torch.no_grad()
 def settle(model: nn.Module, gradients: Gradients, clip: float | None) -> None:
-    """Divide the summed gradients by the count of the update, and scale them down if their norm exceeds `clip`."""
+    """Divide the summed gradients by the number of summands of the loss; limit the norm of the result to `clip`."""
     scale = 1.0 / gradients.count
     if clip is not None and gradients.norm > clip:
         scale *= clip / gradients.norm

@@ -38,7 +38,8 @@ class Validation:
         if self.validate is not None:
             with self.workers.sharing():
                 metrics |= {name: float(value) for name, value in self.validate(model).items()}
-        # All workers use the first worker's metrics, because all must decide the same, even if metrics differ in a bit.
+        # All workers use the first worker's metrics, because all must make the same decisions, even if their own
+        # metrics differ in the last bit.
         return self.workers.from_first(metrics)
 
     def _held_out_loss(self, model: nn.Module, batches: Iterable[Any], device: torch.device) -> float:

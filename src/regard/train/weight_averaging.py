@@ -69,7 +69,7 @@ class MovingAverage:
 
 
 def mean_weights(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the mean of several states of a model; non-floating-point tensors are those of the last state.
+    """Return the mean of several state dicts of a model; non-floating-point tensors are those of the last state dict.
 
     >>> mean_weights([{"w": torch.tensor([1.0])}, {"w": torch.tensor([4.0])}])
     {'w': tensor([2.5000])}

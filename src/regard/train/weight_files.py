@@ -118,7 +118,7 @@ def put_weights(model: nn.Module, tensors: Mapping[str, Tensor], aliases: Mappin
         raise ValueError(f"the file does not fit the model: it lacks {missing[:5]} and has {extra[:5]} besides")
     parts: dict[str, Tensor] = {}
     for name, value in wanted.items():
-        stored = tensors[name]  # this access loads the tensor if `tensors` reads files lazily
+        stored = tensors[name]  # indexing `tensors` loads the tensor if `tensors` reads its files lazily
         if stored.shape != value.shape:
             expected, came = tuple(value.shape), tuple(stored.shape)
             raise ValueError(f"the file does not fit the model: {name} must have shape {expected}; got {came}")

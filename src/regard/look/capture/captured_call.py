@@ -1,6 +1,6 @@
 """A captured attention call, the check of its weights against its output, and its gradient.
 
-All modules that capture calls use these classes.
+All modules of `regard.look.capture` that capture attention calls use the classes of this module.
 """
 
 import math
@@ -16,12 +16,13 @@ from regard.look.attention_records import Source, VersionedTensors
 from regard.look.recomputed_weights import Modified, Pairs, lent
 
 _CHECKED_ROWS = 4  # number of rows whose product with the values is compared with the output
-_HELD_BYTES = 2**20  # largest size in bytes of a value tensor that is stored for a later check
+# largest size in bytes of a value tensor that is stored, so that weights @ value can be compared with the output later
+_HELD_BYTES = 2**20
 
 
 @runtime_checkable
 class Computes(Source, Protocol):
-    """A source of weights that can also compute them on their own device, without waiting for that device."""
+    """A `Source` that can also compute its weights on the device of its tensors, without waiting for that device."""
 
     def block(self, batch: slice, heads: range, rows: Tensor) -> Tensor: ...
 
@@ -48,7 +49,7 @@ class Call:
 class Recorder(Protocol):
     """The interface through which the handlers of captured functions add calls to a trace."""
 
-    sinks: Tensor | None  # attention sinks of the running layer, for kernels that do not take them as an argument
+    sinks: Tensor | None  # attention sinks of the running layer, for kernels that do not take the sinks as an argument
 
     def record(self, call: Call) -> None: ...
 
@@ -58,7 +59,7 @@ class Recorder(Protocol):
         """In this context, an exception in the capture code is reported in the trace and does not stop the model."""
 
     def heads(self, count: int) -> int | None:
-        """Return the number of heads in a joint axis of sequences and heads of length `count`; None if unknown."""
+        """Return the number of heads in an axis of length `count` that joins sequences and heads; None if unknown."""
 
     def inside(self, heads: int) -> AbstractContextManager[None]:
         """In this context, attention calls inside the function of a layer with `heads` heads are captured."""
@@ -67,7 +68,7 @@ class Recorder(Protocol):
         """In this context, `self.sinks` are the attention sinks of the running layer."""
 
     def paused(self) -> AbstractContextManager[None]:
-        """In this context nothing is captured, because the call that is running is itself recorded."""
+        """In this context no attention call is captured, because the call that contains them all is itself recorded."""
 
     @property
     def count(self) -> int:
@@ -78,7 +79,7 @@ Function = Callable[..., Any]
 
 
 class Done(NamedTuple):
-    """A finished call of a torch function: its arguments and its result."""
+    """The arguments and the result of a finished call of a torch function."""
 
     function: Function
     args: tuple[Any, ...]
@@ -117,7 +118,7 @@ class Checked:
 
 
 class Settled:
-    """A check with weights @ value at some rows already computed, and the recorded output at the same rows."""
+    """A check that holds weights @ value, computed at some rows, and the recorded output at these rows."""
 
     def __init__(self, product: Tensor, output: Tensor) -> None:
         self._product, self._output = product, output
@@ -149,7 +150,7 @@ def checked(call: Call) -> Checked | Settled | None:
 
 
 def shortened(call: Call) -> Call | None:
-    """Return the call with queries and keys in 24 bits and a note about the error; None if that saves no memory."""
+    """Return the call with queries and keys in 24 bits, and a note on the error; None if 24 bits save no memory."""
     short = call.source.short() if isinstance(call.source, Pairs | Modified) else None
     if short is None:
         return None
@@ -165,9 +166,9 @@ def spread(tensor: Tensor, heads: int) -> Tensor:
 def four_axes(tensor: Tensor, heads: int | None = None) -> Tensor:
     """Return the tensor as (b, h, n, d).
 
-    A tensor (n, d) becomes one head of one sequence. A tensor (b·h, n, d) is split into h heads if `heads` is known;
-    otherwise its first axis counts sequences with one head. In a tensor with more than four axes, all axes before the
-    heads become one.
+    An input of shape (n, d) becomes one head of one sequence. An input of shape (b·h, n, d) is split into h heads if
+    `heads` is known; otherwise its first axis counts sequences with one head. If the input has more than four axes, all
+    axes before that of the heads become one.
     """
     if tensor.ndim == 2:
         return tensor[None, None]

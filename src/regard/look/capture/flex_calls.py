@@ -14,7 +14,7 @@ _SINKS = "the kernel knows nothing of this layer's sinks: these are the weights 
 
 
 def seen(recorder: Recorder, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run the FlexAttention operator, record the call, and return its result."""
+    """Run the FlexAttention operator, record the attention call, and return the operator's result."""
     result = function(*args, **kwargs)
     with recorder.safely():
         _record(recorder, result[0], args, kwargs)

@@ -1,6 +1,6 @@
-"""A report of modules that appear to be attention by their class name, but in which no call was captured.
+"""A report of modules whose class name suggests attention, but in which no attention call was captured.
 
-Possible reasons are kernels outside of torch, TorchScript, and custom loops.
+Such a module may run a kernel outside of torch, TorchScript, or a custom loop.
 """
 
 import functools
@@ -45,7 +45,7 @@ class Expected:
         self._ran[name] += 1
 
     def missing(self, seen: set[str], keeps: Callable[[str], bool]) -> Iterator[str]:
-        """Yield a sentence for each attention module without a captured call; `seen` are the modules with one."""
+        """Yield a sentence for each attention module that is not in `seen`, the modules with a captured call."""
         for whole in self._attending:
             name = named(whole)
             if not keeps(name) or any(other == name or other.startswith(f"{name}.") for other in seen):

@@ -41,7 +41,7 @@ HANDLERS: dict[Function, Handler] = {F.multi_head_attention_forward: seen}
 @contextmanager
 def unpacked(model: nn.Module) -> Iterator[None]:
     """In this context, nn.TransformerEncoder returns the same values at padded positions as without capture."""
-    # A compiled encoder does not pack its sequences without capture either, so its outputs need no correction.
+    # A compiled encoder does not pack its sequences even without capture, so its outputs need no correction.
     compiled = {id(part) for module in model.modules() if _is_compiled(module) for part in module.modules()}
     encoders = [module for module in model.modules() if isinstance(module, nn.TransformerEncoder)]
     handles = [

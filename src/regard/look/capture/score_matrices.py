@@ -1,4 +1,4 @@
-"""Queries and keys of hand-written attention, stored instead of a large matrix of weights.
+"""Finds queries and keys of hand-written attention, which are stored instead of a large matrix of weights.
 
 The scores q kᵀ are tracked through operations that scale them, add a bias or mask them, up to their softmax. If only
 such operations were applied, queries and keys are stored instead of the matrix of weights. First some rows of the
@@ -19,14 +19,14 @@ from regard.look.attention_records import VersionedTensors
 from regard.look.capture.captured_call import Done, four_axes
 from regard.look.recomputed_weights import Pairs
 
-LARGE = 2**20  # smallest number of weights of a matrix that is replaced by queries and keys
+LARGE = 2**20  # a matrix with fewer weights than this is stored, not replaced by its queries and keys
 
 PRODUCT = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
 SCALED = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_, Tensor.__imul__}
 DIVIDED = {torch.div, Tensor.div, Tensor.__truediv__, Tensor.div_, Tensor.__itruediv__}
 ADDED = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__}
 FILLED = {torch.masked_fill, Tensor.masked_fill, Tensor.masked_fill_}
-# Operations that change only the precision or the memory layout of the scores.
+# `ROUNDED` are operations that change only the precision or the memory layout of the scores.
 ROUNDED = {Tensor.to, Tensor.type, Tensor.type_as, Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.contiguous}
 FUNCTIONS = PRODUCT | SCALED | DIVIDED | ADDED | FILLED | ROUNDED
 
@@ -61,7 +61,7 @@ def first(done: Done) -> Scores | None:
 
 
 def worth_it(matrix: Tensor, query: Tensor, key: Tensor) -> bool:
-    """Return whether the matrix is large, and larger than its queries and keys together."""
+    """Return whether the matrix of scores is large, and larger than its queries and keys together."""
     return matrix.numel() >= LARGE and matrix.numel() > query.numel() + key.numel()
 
 
@@ -88,7 +88,7 @@ def _closes(fill: Any, dtype: torch.dtype) -> bool:
 
 
 def source(scores: Scores, weights: Tensor, value: Tensor, heads: int | None) -> Pairs | None:
-    """Return a source that recomputes `weights` from queries and keys; None if its rows differ from `weights`."""
+    """Return a `Source` that recomputes `weights` from queries and keys; None if the recomputed rows differ."""
     scores.versioned.check()
     query, key = four_axes(scores.query, heads), four_axes(scores.key, heads)
     shape = (*query.shape[:3], key.shape[2])
@@ -101,7 +101,7 @@ def source(scores: Scores, weights: Tensor, value: Tensor, heads: int | None) ->
     for added in scores.added:
         bias = _fitting(added, heads) if bias is None else bias + _fitting(added, heads)
     if mask is not None and not bool(mask.any(-1).all()):
-        return None  # implementations differ in the result of a fully masked row
+        return None  # implementations of attention differ in the weights of a fully masked row
     pairs = Pairs(
         build(query, key, value.to(query.dtype), ScaledDot(scores.scale), Softmax(), mask, bias, 0.0, None, None)
     )

@@ -27,7 +27,7 @@ _LATE = "dropout was applied in place: these are the weights after it"
 
 @dataclass(frozen=True, eq=False)
 class Tag:
-    """What is known about a tensor of attention weights that is tracked to its product with the values.
+    """Properties of a tensor of attention weights that is tracked to its product with the values.
 
     `clean` are the weights before dropout, in the tensor's shape; None if no dropout was applied.
     """
@@ -35,7 +35,8 @@ class Tag:
     clean: Tensor | None = None
     late: bool = False  # whether dropout was applied in place, so that the weights before dropout are lost
     scores: Scores | None = None  # the scores from which the weights were computed, if they are known
-    # The weights, if the tensor is the product weights * values before its sum over the keys.
+    # `product` has the attention weights if the tagged tensor is the product weights * values before its sum over the
+    # keys.
     product: Tensor | None = None
 
 
@@ -59,8 +60,8 @@ class Tags(Generic[Kind]):
 
 SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax, torch.special.softmax}
 DROP = {torch.dropout, F.dropout, torch.dropout_, F.alpha_dropout, F.feature_alpha_dropout}
-# Operations that change only the shape, the precision or a few elements: if the first argument is attention weights, so
-# is the result.
+# `SAME` are operations that change only the shape, the precision or a few elements: if their first argument has
+# attention weights, their result has attention weights too.
 SAME = {
     *(Tensor.to, Tensor.type, Tensor.type_as, Tensor.float, Tensor.half, Tensor.bfloat16, Tensor.double, Tensor.cpu),
     *(Tensor.contiguous, Tensor.clone, torch.clone, Tensor.view, Tensor.reshape, torch.reshape, Tensor.flatten),
@@ -80,7 +81,7 @@ SUM = {torch.sum, Tensor.sum}
 
 
 def seen_same(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
-    """Tag the result of an operation of `SAME` like its argument; apply it to the weights before dropout too."""
+    """Tag the result of an operation in `SAME` like its argument; apply the operation to the undropped weights too."""
     function, args, kwargs, result = done
     tag = tags.get(args[0]) if args else None
     if tag is not None and isinstance(result, Tensor):
@@ -123,7 +124,7 @@ def seen_scaled(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
         clean = tag.clean
         tags.put(result, Tag(None if clean is None else (function(clean, other) if other is second else clean)))
     elif isinstance(other, Tensor):
-        # For example weights (b, k, 1) * values (b, k, d), whose sum over k follows.
+        # An example is weights (b, k, 1) * values (b, k, d), which the model sums over k afterwards.
         wide = weights if tag.clean is None else tag.clean
         tags.put(result, Tag(product=wide.detach()))
 
@@ -142,7 +143,8 @@ def seen_sum(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
     if weights.shape[dim] != summed.shape[dim] or weights.shape[-1] not in (1, summed.shape[-1]):
         return
     if dim != summed.ndim - 1 and weights.shape[-1] == 1:
-        # Weights (…, k, …, 1): the axis of keys becomes the last one; all other axes count sequences of one query.
+        # The weights have the shape (…, k, …, 1). The axis of keys becomes the last one; all other axes count sequences
+        # of one query.
         rows = weights.movedim(dim, -1).reshape(-1, 1, 1, weights.shape[dim])
         recorder.record(Call("softmax", Given(rows), None, None, note="a sum of products: the check cannot apply"))
 

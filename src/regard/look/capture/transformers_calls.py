@@ -1,8 +1,8 @@
 """Capture of Hugging Face transformers' attention functions, some of which run kernels that are not torch functions.
 
 Transformers looks up its attention function in a table at every call, so the entries of the table are replaced while a
-model is watched. If calls of torch functions inside an entry are captured, nothing else is recorded. If there are none,
-as in a flash attention kernel, the arguments of the entry are recorded.
+model is watched. An entry is an attention function. If calls of torch functions inside it are captured, nothing else is
+recorded. If there are no such calls, as in a flash attention kernel, the arguments of the entry are recorded.
 """
 
 import functools
@@ -27,7 +27,8 @@ def interface(recorder: Recorder) -> Iterator[None]:
     if table is None:
         yield
         return
-    own = dict(getattr(table, "_local_mapping", {}))  # entries that the user had replaced before, restored at the end
+    # the attention functions in the table that the user had replaced before; they are restored at the end
+    own = dict(getattr(table, "_local_mapping", {}))
     names = list(table)
     for name in names:
         table[name] = _capturing(recorder, table[name])
@@ -117,7 +118,8 @@ def _mask(module: Any, attention_mask: Any, queries: int, keys: int, options: di
     if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2:
         real = attention_mask.bool()
         padding = real[:, None, None, :]
-        if queries == keys:  # the kernel packs its sequences, so it returns zeros for padded queries: mask them too
+        # the kernel packs its sequences, so it returns zeros for padded queries: the mask excludes these queries too
+        if queries == keys:
             padding = padding & real[:, None, :, None]
         return padding if mask is None else mask & padding
     return mask

@@ -13,7 +13,8 @@ from regard.look.viewer.page_data import WHOLE, Budget, as_json, pack
 FOLDER = Path(__file__).parent / "assets"
 ENTRY = "main.js"
 LANGUAGES = ("en", "zh")
-# Without `batch`, a page has at most MOST sequences, and at most WEIGHTS weights in all of them.
+# Unless the caller selects sequences by `batch`, a page has at most MOST sequences, with at most WEIGHTS attention
+# weights in total.
 MOST, WEIGHTS = 64, 2**25
 
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w.]+)";$', re.MULTILINE)
@@ -105,7 +106,7 @@ def _sequences(trace: Trace, batch: int | Sequence[int] | None) -> list[int]:
 def _by_step(trace: Trace) -> Trace:
     """Return the trace with the steps of text generation (calls with one row each) joined into one map per layer.
 
-    If a record has labels, the trace is returned unchanged.
+    A trace with labelled records is returned unchanged.
     """
     steps = any(record.call > 0 and record.queries == 1 for record in trace.records)
     named = any(

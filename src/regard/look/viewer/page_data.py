@@ -29,16 +29,17 @@ KEPT = 8  # number of the largest weights of each row that are stored in 16 bits
 FINE = 4_000_000
 COARSE = 2e-4
 POOLED_CELLS = 3_000_000  # largest number of cells in all pooled maps of a page
-KEPT_WEIGHTS = 1_200_000  # largest number of separately stored largest weights in all pooled maps of a page
+# largest number of single weights (the largest of each row) that are stored for all pooled maps of a page
+KEPT_WEIGHTS = 1_200_000
 SOUND = 2**20  # largest size in bytes of a sound in a page; a larger one is omitted
-BLOCK = 2**22  # largest number of weights that are in memory at a time
+BLOCK = 2**22  # largest number of attention weights that are in memory at a time
 NUMBERS = (  # the entries of `Labels.extra` that are lists of numbers
     *("x", "y", "heading", "speed", "sides", "probability", "length", "width", "present", "ego"),
     *("lanes", "crossings", "zebras", "ramps"),
 )
 
-# This separates two parts in the name of a record: its group, such as the title of one of several predictions, and the
-# path of its layer.
+# `BETWEEN` separates the two parts of a record's name: the group, such as the title of one of several predictions, and
+# the path of the layer.
 BETWEEN = " · "
 
 Json = dict[str, Any]
@@ -51,13 +52,13 @@ class Budget:
     step: float  # smallest step between the 8-bit weights of a row of a whole map
     side: int  # largest number of cells per side of a pooled map
     kept: int  # number of the largest weights that are stored for a row of a pooled map
-    stride: int  # of a pooled map, the largest weights are stored for every `stride`-th row
+    stride: int  # the largest weights of a pooled map are stored only for every `stride`-th row
 
     @classmethod
     def of(cls, traces: Sequence[Trace], sequences: int = 1) -> "Budget":
         """Return the resolution for a page that contains `sequences` sequences of each trace."""
         records = [record for trace in traces for record in trace.records for _ in range(sequences)]
-        # The mean over the heads is stored as an additional head.
+        # The mean over the heads of a record with several heads is stored as an additional head.
         maps = [(record, record.heads + (record.heads > 1)) for record in records]
         weights = sum(heads * record.queries * record.keys for record, heads in maps if is_whole(record))
         rows = sum(heads * record.queries for record, heads in maps if not is_whole(record))
@@ -86,7 +87,7 @@ class Odd(NamedTuple):
         return Odd(self.nan + other.nan, self.infinite + other.infinite, self.negative + other.negative)
 
     def sentence(self) -> str | None:
-        """Return a sentence that states the counts; None if all are 0.
+        """Return a sentence with the counts of NaN, infinite and negative weights; None if all three are 0.
 
         >>> Odd(3, 0, 1).sentence()
         'Of the weights 3 are NaN, 1 negative.'
@@ -125,7 +126,7 @@ def is_whole(record: Record) -> bool:
 
 
 def one_of(record: Record, batch: int) -> tuple[int, Record]:
-    """Return the index of a sequence and that sequence of the record, without its padding.
+    """Return a sequence's index in the batch, and a record of only this sequence, without its padding.
 
     If the record has no sequence `batch`, its last sequence is returned.
     """
@@ -202,7 +203,7 @@ def beginning(trace: Trace, batch: int, longest: int = 40) -> str:
 
 
 def sentences(*parts: str | None) -> str | None:
-    """Return the parts joined as sentences, with capital letters and full stops; None if all parts are empty.
+    """Return the texts `parts` joined as sentences, with capital letters and full stops; None if all texts are empty.
 
     >>> sentences("dropout was active", None, "Sequence 1 of 2 is shown.")
     'Dropout was active. Sequence 1 of 2 is shown.'
@@ -261,7 +262,7 @@ def _thumbnails(small: Tensor, *, odd: bool) -> tuple[bytes, list[float]]:
     """Return the bytes of the heads' thumbnails, and the largest |weight| of each head.
 
     A thumbnail stores √(weight / largest |weight|), because 8 bits distinguish small weights better by their square
-    roots. If the map has NaN, infinite or negative weights (`odd`), they are signed half floats instead.
+    roots. If the map has NaN, infinite or negative weights (`odd`), its thumbnail stores signed half floats instead.
     """
     peaks = [_peak(head) for head in small]
     part = small / torch.tensor(peaks)[:, None, None]
@@ -270,7 +271,7 @@ def _thumbnails(small: Tensor, *, odd: bool) -> tuple[bytes, list[float]]:
 
 
 def _pack_odd(record: Record, budget: Budget, swept: _Swept, cells: Tensor) -> tuple[Json, bytes]:
-    """Return the entry and the bytes of a map with NaN, infinite or negative weights, in half precision.
+    """Return the entry (JSON) and the bytes of a map with NaN, infinite or negative weights, in half precision.
 
     Weights are stored relative to the largest |weight|.
     """
@@ -300,10 +301,10 @@ def _peak(values: Tensor) -> float:
 
 
 def _pack_whole(record: Record, budget: Budget, swept: _Swept, cells: Tensor) -> tuple[Json, bytes]:
-    """Return the entry and the bytes of a map that is stored whole.
+    """Return the entry (JSON) and the bytes of a map that is stored whole.
 
-    The largest weights of each row are stored in 16 bits. All others are stored in 8 bits: 255 steps from 0 to the
-    largest of them.
+    The largest weights of each row are stored in 16 bits. All other weights are stored in 8 bits: 255 steps from 0 to
+    the largest of these other weights.
     """
     weights = _sane(record.weights())
     count = min(KEPT, record.keys)
@@ -325,7 +326,7 @@ def _pack_whole(record: Record, budget: Budget, swept: _Swept, cells: Tensor) ->
 
 
 def _pack_long(record: Record, budget: Budget, swept: _Swept, cells: Tensor) -> tuple[Json, bytes]:
-    """Return the entry and the bytes of a large map: a pooled map of means, and the largest weights of its rows."""
+    """Return the entry (JSON) and the bytes of a large map: a pooled map of means, and the largest weights of rows."""
     steps = (cells.amax(-1) / 255).clamp_min(1e-30)
     codes = (cells / steps[..., None]).round()
     count = min(budget.kept, record.keys)
@@ -392,7 +393,8 @@ def _swept(record: Record, heads: int) -> _Swept:
         small.add(start, weights)
         apart += (part * (torch.arange(record.queries)[rows, None] - place).abs()).sum((-2, -1))
     rest = getattr(record.source, "rest", None)
-    if rest is not None:  # the record is from a file with only the largest weights of a row, and the sum of the rest
+    # the record is from a trace file that stores only the largest weights of a row and the sum of all other weights
+    if rest is not None:
         known = record.received(), record.entropy().mean(-1)
         return _Swept(sums + rest[0].float(), *known, None, odd, small.cells)
     rows, columns = ((label.items if label else ()) for label in (record.row_labels, record.column_labels))
@@ -414,7 +416,7 @@ class _Largest:
         self._columns = torch.arange(record.keys) * wide // max(1, record.keys)
 
     def add(self, start: int, weights: Tensor) -> None:
-        """Add the weights (heads, rows, keys) of consecutive rows, of which the first is row `start`."""
+        """Add to the thumbnails the weights (heads, rows, keys) of consecutive rows, beginning with row `start`."""
         heads, count, _ = weights.shape
         if not weights.numel():
             return
@@ -428,7 +430,7 @@ class _Largest:
 
 
 def _place(label: Labels | None, labels: list[Labels]) -> int | None:
-    """Return the index of `label` in `labels`, after appending it if it is new; None if it is None."""
+    """Return the index of `label` in `labels`, after appending it if it is new; None if `label` is None."""
     if label is None:
         return None
     for place, known in enumerate(labels):

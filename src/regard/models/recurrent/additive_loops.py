@@ -16,7 +16,7 @@ from regard.nn.protocol import Projected
 
 
 class LoopResult(NamedTuple):
-    """The result of a loop: states (b, t, d), attention weights (b, t, k) and contexts (b, t, e).
+    """The result of a hand-written loop: decoder states (b, t, d), attention weights (b, t, k), contexts (b, t, e).
 
     With input feeding, `states` are the inputs of the output layer, and there are no contexts. If `turned` is true,
     states and contexts have time first, (t, b, …), as the CPU loop computes them.
@@ -95,12 +95,12 @@ def feeding(
 
 
 def _narrow(gates: Tensor, *others: Tensor | None) -> list[Any]:
-    """Return all tensors in the dtype of `gates`, which under autocast is the autocast dtype."""
+    """Return all arguments in the dtype of `gates`, which under autocast is the autocast dtype."""
     return [gates, *(None if other is None else other.to(gates.dtype) for other in others)]
 
 
 def _wide(gates: Tensor, *others: Tensor) -> list[Any]:
-    """Return the tensors after `gates` in float32, or in the dtype of `gates` if that is wider."""
+    """Return the arguments after `gates` in float32, or in the dtype of `gates` if that dtype is wider."""
     dtype = torch.promote_types(gates.dtype, torch.float32)
     return [other.to(dtype) for other in others]
 

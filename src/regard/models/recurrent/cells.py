@@ -29,7 +29,7 @@ class Recurrence:
 
     cell: Literal["gru", "lstm"] = "gru"
     layers: int = 1
-    embedding_size: int | None = None  # None means the size of the decoder
+    embedding_size: int | None = None  # with None, embeddings have the size of the decoder's hidden state
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
@@ -42,7 +42,7 @@ class Recurrence:
 
     @property
     def parts(self) -> int:
-        """Return the number of vectors in a layer's state: 1 for a GRU (h), 2 for an LSTM (h and c)."""
+        """Return the number of vectors in a layer's hidden state: 1 for a GRU (h), 2 for an LSTM (h and c)."""
         return 2 if self.cell == "lstm" else 1
 
     def network(self, input_size: int, size: int, *, bidirectional: bool = False) -> nn.GRU | nn.LSTM:
@@ -54,7 +54,7 @@ class Recurrence:
 
 
 def run(network: nn.GRU | nn.LSTM, inputs: Float[Tensor, "b t i"], hidden: Hidden) -> tuple[Tensor, Hidden]:
-    """Run all steps in one call of torch's network; return outputs (b, t, d) and the hidden state after the last."""
+    """Run all steps in one call of `nn.GRU` or `nn.LSTM`; return outputs (b, t, d) and the last hidden state."""
     if isinstance(network, nn.LSTM):
         outputs, (last, cell) = network(inputs, (hidden[0], hidden[1]))
         return outputs, (last, cell)

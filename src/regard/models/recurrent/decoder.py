@@ -25,8 +25,9 @@ class RecurrentState:
     """The state of the decoder between two tokens, with the memory, which is projected once at the start."""
 
     hidden: Hidden
-    feed: Float[Tensor, "b d"]  # the last input of the output layer, which input feeding adds to the next input
-    # What the attention layer carries from one token to the next, such as the coverage or the previous alignment.
+    # the last input of the output layer, which input feeding adds to the network's next input
+    feed: Float[Tensor, "b d"]
+    # Tensors that the attention layer needs at the next step, such as the coverage or the previous alignment.
     attention: Any
     projected: Projected | None
     summary: Float[Tensor, "b s"]
@@ -43,7 +44,7 @@ class RecurrentState:
 
 
 class _Read(NamedTuple):
-    """The result of attention: contexts (b, t, e), the requested weights, and the attention layer's next state."""
+    """The result of attention: contexts (b, t, e), the requested weights, and tensors for the next step (coverage)."""
 
     context: Tensor
     weights: Tensor | Top | None
@@ -62,8 +63,8 @@ class RecurrentDecoder(nn.Module):
     context c_i is `memory.summary` (Cho et al. 2014). The first state is tanh(W_s · summary).
 
     In Luong's order without input feeding, `forward` calls the network once and attention once. Otherwise it loops over
-    the steps. For one GRU layer with additive attention the loop is hand-written, and on CUDA it is replayed as one
-    graph.
+    the steps. For one GRU layer with additive attention, a hand-written loop of `kernels.recurrent` runs the steps; on
+    CUDA one graph replays this loop.
 
     >>> from regard.core.requests import full
     >>> from regard.nn.attention import Attention
@@ -153,7 +154,7 @@ class RecurrentDecoder(nn.Module):
         return RecurrentState(hidden, torch.zeros_like(hidden[0][0]), None, projected, summary)
 
     def _projected(self, memory: Memory, attention: Attends) -> Projected:
-        """Return keys and values, projected as the attention layer needs them."""
+        """Return the keys and values of the memory, projected as the attention layer needs them."""
         keys, values, mask = memory.keys, memory.values, memory.mask
         same = keys is values
         if mask is not None:  # padding is set to zero, because NaN in padding times a weight of 0 would be NaN
@@ -177,7 +178,7 @@ class RecurrentDecoder(nn.Module):
     def _in_steps(
         self, state: RecurrentState, prefix: Tensor, request: Request | None, generator: torch.Generator | None
     ) -> Decoded:
-        """Return the states of a prefix by a loop over its tokens, where each step needs the result of the last."""
+        """Return the states of a prefix of tokens by a loop, because each step needs the result of the step before."""
         words = embedded(self.embedding, self.dropout, prefix)
         if additive_loops.serves(self.network, self.attention, feeding=self.input_feeding):
             gates, mapping = self._gates(words.turned())
@@ -222,7 +223,8 @@ class RecurrentDecoder(nn.Module):
     def _gates(self, words: Tokens) -> tuple[Tensor, Tensor | None]:
         """Return the tokens' part of the input gates of all steps, and the weight that maps fed-back vectors to gates.
 
-        One matrix product computes the gates of all steps. The weight is None if nothing is fed back.
+        One matrix product computes the gates of all steps. The weight is None if no vector is fed back to the network's
+        input.
         """
         network, size = self.network, words.vectors.shape[-1]
         tokens, fed = network.get_parameter("weight_ih_l0").split([size, network.input_size - size], 1)
@@ -237,9 +239,9 @@ class RecurrentDecoder(nn.Module):
         request: Request | None,
         generator: torch.Generator | None,
     ) -> tuple[Tensor, _Read, RecurrentState]:
-        """Run one step from the token's input gates (b, g).
+        """Run one step of the recurrent network from the token's input gates (b, g).
 
-        Return the network's output (b, 1, d), the result of attention, and the next state.
+        Return the network's output (b, 1, d), the result of attention, and the decoder's next state.
         """
         if self.order == "bahdanau":
             read = self._read(state, state.hidden[0][-1].unsqueeze(1), request, generator)
@@ -279,7 +281,7 @@ class RecurrentDecoder(nn.Module):
 
 
 def _fed(gates: Tensor, feed: Tensor, mapping: Tensor | None) -> Tensor:
-    """Return the input gates plus the mapped `feed` vector, the context or last output; unchanged if not mapped."""
+    """Return the input gates plus the mapped `feed` vector (context or last output); without a map, the gates."""
     return gates if mapping is None else gates + F.linear(feed, mapping)
 
 
@@ -298,7 +300,7 @@ def _joined(weights: list[Tensor | Top | None]) -> Tensor | Top | None:
 
 
 def _reordered(state: Any, index: Tensor) -> Any:
-    """Return an attention layer's state (nested tuples of tensors, batch first) with the batch rows `index`."""
+    """Return `RecurrentState.attention` (nested tuples of tensors, batch first) with the batch rows `index`."""
     if isinstance(state, Tensor):
         return state.index_select(0, index)
     if isinstance(state, tuple):

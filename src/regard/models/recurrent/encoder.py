@@ -60,13 +60,14 @@ class RecurrentEncoder(nn.Module):
         self.words = None if plain else nn.Linear(embedding_size or size, self.memory_size, bias=False)
 
     def forward(self, source: Int[Tensor, "b k"], lengths: Int[Tensor, "b"] | None = None) -> Memory:
-        """Return the memory of the sources; `lengths` are their numbers of tokens, without padding (None: all)."""
+        """Return the memory (states) of source sequences; `lengths` are their numbers of tokens (None: no padding)."""
         sharding.refuse("a recurrent encoder")
         memory = self._read(source, lengths)
         if self.words is None:
             return memory
         vectors = self.embedding(source)
-        if memory.mask is not None:  # padding is set to zero, so that it contributes neither to values nor to gradients
+        # embeddings of padding are set to zero, so that padding contributes neither to values nor to gradients
+        if memory.mask is not None:
             vectors = torch.where(memory.mask.unsqueeze(-1), vectors, 0)
         words = self.words(self.dropout(vectors))
         return with_words(memory, words, keys=self.keys, values=self.values)
@@ -80,7 +81,7 @@ class RecurrentEncoder(nn.Module):
             if captured and lengths.is_cuda:
                 _check_shape(source, lengths)
             else:
-                lengths = lengths.cpu()  # pack_padded_sequence needs lengths on the CPU
+                lengths = lengths.cpu()  # torch's pack_padded_sequence needs the lengths on the CPU
                 _check(source, lengths)
             mask = torch.arange(source.shape[1], device=source.device) < lengths.to(source.device).unsqueeze(-1)
         if gru_sequence.serves(self.network) and source.numel():
@@ -93,7 +94,8 @@ class RecurrentEncoder(nn.Module):
         if lengths is None or mask is None:
             states, last = self.network(vectors)
             return Memory(states, states, None, self._summary(last))
-        # An empty row is encoded as one token, because pack_padded_sequence needs at least one; then it is set to zero.
+        # An empty row is encoded as one token, because pack_padded_sequence needs at least one; then its state is set
+        # to zero.
         packed = pack_padded_sequence(vectors, lengths.clamp(min=1), batch_first=True, enforce_sorted=False)
         outputs, last = self.network(packed)
         states, _ = pad_packed_sequence(outputs, batch_first=True, total_length=source.shape[1])

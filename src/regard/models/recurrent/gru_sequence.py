@@ -11,7 +11,7 @@ from regard.models.recurrent.token_embeddings import Tokens
 
 
 class Read(NamedTuple):
-    """The result of a GRU: states (b, k, directions · d), zeros at padding, and the last states (b, directions · d)."""
+    """All states of a GRU (b, k, directions · d), zeros at padding, and its last states (b, directions · d)."""
 
     states: Tensor
     last: Tensor
@@ -20,7 +20,7 @@ class Read(NamedTuple):
 def serves(network: nn.GRU | nn.LSTM) -> bool:
     """Return whether `read` can run the network: a GRU of one layer on the CPU, outside of torch.compile.
 
-    Autocast must be off or bfloat16.
+    `read` runs the network only if autocast is off or its dtype is bfloat16.
     """
     plain = isinstance(network, nn.GRU) and network.num_layers == 1 and not torch.compiler.is_compiling()
     known = not torch.is_autocast_enabled("cpu") or torch.get_autocast_dtype("cpu") == torch.bfloat16
@@ -28,7 +28,7 @@ def serves(network: nn.GRU | nn.LSTM) -> bool:
 
 
 def read(network: nn.GRU | nn.LSTM, words: Tokens, lengths: Tensor | None) -> Read:
-    """Return the states of the sources in every direction, on the CPU.
+    """Run the GRU over the source sequences on the CPU, and return its states in every direction.
 
     `words` has time first, (k, b), and its rows must be sorted by `lengths` in descending order.
     """
@@ -47,7 +47,7 @@ def read(network: nn.GRU | nn.LSTM, words: Tokens, lengths: Tensor | None) -> Re
 
 
 def _counts(gates: Tensor, lengths: Tensor | None) -> list[int]:
-    """Return for each position the number of rows that have a token there."""
+    """Return for each position the number of rows that have a token at this position."""
     steps, batch, _ = gates.shape
     if lengths is None:
         return [batch] * steps
@@ -71,7 +71,7 @@ def serves_cuda(network: nn.GRU | nn.LSTM) -> bool:
 
 
 def read_cuda(network: nn.GRU | nn.LSTM, embedded: Tensor, mask: Tensor | None) -> Read:
-    """Return the states of embedded sources (b, k, e) in every direction, on CUDA.
+    """Run the GRU over embedded source sequences (b, k, e) on CUDA, and return its states in every direction.
 
     `mask` (b, k) is False at padding.
     """

@@ -25,7 +25,7 @@ class Tokens:
     index: Int[Tensor, "b t"] | None
 
     def turned(self) -> "Tokens":
-        """Return the same embeddings for the tokens with time first, (t, b)."""
+        """Return these embeddings with the token axes exchanged, so that time comes first, (t, b)."""
         if self.index is None:
             return Tokens(self.vectors.transpose(0, 1), None)
         return Tokens(self.vectors, self.index.t())

@@ -38,8 +38,8 @@ class Controller(nn.Module):
     `controls` such as steering and throttle are tanh(W_c h). The memory may hold image cells instead of objects.
 
     `attention` is the name of a score, a score record or function, or None. With None, the two-layer network W''
-    relu(W' m) of the mean m of the memory replaces attention; its hidden size is chosen so that it has about the same
-    number of parameters.
+    relu(W' m) of the mean m of the memory replaces attention; its hidden size is chosen so that it has about as many
+    parameters as the attention.
 
     >>> controller = Controller(16, actions=5, controls=1)
     >>> memory = Memory(torch.randn(2, 3, 16), torch.randn(2, 3, 16), None, torch.randn(2, 16))
@@ -104,7 +104,7 @@ class Controller(nn.Module):
 
 
 def _mean(memory: Memory) -> Tensor:
-    """Return the mean of the memory's values that are not masked; zeros if all values are masked."""
+    """Return the mean over the memory's positions of the values that are not masked; zeros if all are masked."""
     if memory.mask is None:
         return memory.values.mean(1)
     real = memory.mask.unsqueeze(-1)
@@ -114,7 +114,7 @@ def _mean(memory: Memory) -> Tensor:
 def _mean_reader(memory_size: int, size: int, heads: int) -> nn.Sequential:
     """Return a two-layer network that is applied to the mean of a memory's values, in place of attention.
 
-    It has about as many parameters as multi-head attention of this size.
+    The network has about as many parameters as multi-head attention of the given size.
     """
     with torch.device("meta"):
         twin = MultiHeadAttention(size, heads, key_size=memory_size)

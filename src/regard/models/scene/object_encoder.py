@@ -53,7 +53,7 @@ class SceneEncoder(nn.Module):
         self.summary = summary
 
     def forward(self, objects: Float[Tensor, "b n f"], present: Bool[Tensor, "b n"] | None = None) -> Memory:
-        """Return the memory of a batch of scenes; `present` is False for absent objects (None: all are present)."""
+        """Return the memory (object states) of scenes; `present` is False for absent objects (None: no absent ones)."""
         pairs = None
         if present is not None:
             objects = torch.where(present.unsqueeze(-1), objects, 0)

@@ -43,10 +43,10 @@ class SpeechEncoder(nn.Module):
         self.size = size
         self.memory_size = 2 * size
         self.stack = stack
-        self.reduction = stack * 2**layers  # number of frames in one step of the memory
+        self.reduction = stack * 2**layers  # number of audio frames that one position of the memory represents
 
     def forward(self, frames: Float[Tensor, "b t f"], lengths: Int[Tensor, "b"] | None = None) -> Memory:
-        """Return the memory of the recordings; `lengths` are their numbers of frames, without padding (None: all)."""
+        """Return the memory (states) of recordings; `lengths` are their numbers of frames (None: no padding)."""
         sharding.refuse("a pyramidal encoder")
         if lengths is not None:
             _check(frames, lengths)
@@ -75,7 +75,7 @@ class SpeechEncoder(nn.Module):
 class BothWays(nn.Module):
     """A bidirectional recurrent network for sequences with a mask: states are [→h_t; ←h_t], and 0 at masked steps.
 
-    Masked steps are skipped, at any position in the sequence. Unlike a packed sequence, this needs no copy of the
+    Masked steps are skipped wherever they are in the sequence. Unlike a packed sequence, this needs no copy of the
     lengths to the CPU.
 
     >>> both = BothWays(nn.GRU(3, 2, batch_first=True), nn.GRU(3, 2, batch_first=True))
@@ -92,7 +92,7 @@ class BothWays(nn.Module):
             return torch.cat([self.forwards(x)[0], self.backwards(x.flip(1))[0].flip(1)], -1)
         x = torch.where(mask.unsqueeze(-1), x, 0)
         # Steps are sorted so that unmasked steps come first, in order for the forward network and in reverse order for
-        # the backward network. In both, masked steps are last.
+        # the backward network. In both orders, masked steps are last.
         order = (~mask).byte().sort(stable=True, dim=1).indices
         steps = torch.arange(x.shape[1], device=x.device)
         count = mask.sum(1, keepdim=True)
@@ -105,7 +105,7 @@ class BothWays(nn.Module):
 def _joined(x: Tensor, count: int) -> Tensor:
     """Return x (b, t, d) with every `count` neighbouring steps concatenated: (b, ⌈t / count⌉, count · d).
 
-    The last group is padded with zeros.
+    If t is not a multiple of `count`, the last concatenated group of steps is padded with zeros.
     """
     if count == 1:
         return x

@@ -13,7 +13,7 @@ from regard.nn.multihead import MultiHeadAttention
 from regard.nn.positions import Rotary
 
 _KERNEL = (torch.bfloat16, torch.float16, torch.float32)
-_LARGEST = 256  # the largest head size that the kernel supports
+_LARGEST = 256  # the largest head size that the Triton kernel supports
 
 Pair = tuple[Tensor, Tensor]
 # keep(layer, new) stores the new keys and values (b, 2h, s, d) of a layer, and returns all keys and values (b, h, n, d)
@@ -79,7 +79,7 @@ def _left(around: Any, x: Tensor, added: Tensor, fused: bool) -> Tensor:
     if around.first:
         return x + added
     if fused and type(norm) is nn.LayerNorm and norm.weight is not None and norm.weight.dtype == x.dtype == added.dtype:
-        from regard.kernels.triton.beam_attention import added_norm  # imported late, because the module needs Triton
+        from regard.kernels.triton.beam_attention import added_norm  # imported here: the kernel needs Triton
 
         return added_norm(x, added, norm)
     return norm(x + added)
@@ -97,7 +97,7 @@ def _read(
     """Return the attention output of the hypotheses; given the step number `time`, the kernel skips unused keys."""
     scale = _scale(attention)
     if fused and query.shape[-1] <= _LARGEST:
-        from regard.kernels.triton.beam_attention import attend  # imported late, because the module needs Triton
+        from regard.kernels.triton.beam_attention import attend  # imported here: the kernel needs Triton
 
         return attention.output(attend(query, key, value, bias, scale=scale, time=time))
     outputs = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)

@@ -24,8 +24,8 @@ from regard.nn.multihead import MultiHeadAttention
 from regard.nn.positions import LearnedPositions, Rotary, SinusoidalPositions
 from regard.nn.transformer import TransformerDecoderLayer
 
-_FIRST = 64  # the smallest initial capacity, in keys
-_TIDY = 4  # unused keys are removed every _TIDY steps
+_FIRST = 64  # the smallest initial capacity of the cache, in keys
+_TIDY = 4  # keys that no hypothesis attends to are removed every `_TIDY` steps
 _ROUND = 8  # rows of a mask are padded to a multiple of this number, for aligned loads
 
 
@@ -75,11 +75,12 @@ class TransformerBeams:
     """
 
     decoder: Any
-    memory: Sequence[Pair]  # keys and values (b, h, k, d), for each layer
+    memory: Sequence[Pair]  # the memory's projected keys and values (b, h, k, d), for each layer
     real: Float[Tensor, "b 1 1 k"] | None  # −∞ at padding of the memory, else 0
-    blank: Bool[Tensor, "b"] | None  # True for rows whose memory is empty
-    storage: list[Float[Tensor, "b g room d"]]  # keys and values of each layer, concatenated along the heads
-    seen: Bool[Tensor, "b s n"]  # True for the keys of the tokens of each hypothesis
+    blank: Bool[Tensor, "b"] | None  # `blank` is True for rows (sources) whose memory is empty
+    # cached self-attention keys and values of each layer, concatenated along the axis of heads
+    storage: list[Float[Tensor, "b g room d"]]
+    seen: Bool[Tensor, "b s n"]  # `seen` is True for the cached keys that belong to the tokens of the hypothesis
     length: int
     looks: bool
 
@@ -122,7 +123,7 @@ class TransformerBeams:
     def _tidy(self) -> "TransformerBeams":
         """Remove the keys that no hypothesis of a row attends to any more, every `_TIDY` steps.
 
-        Many keys are not needed, because most hypotheses share parents. On CUDA nothing is removed: to read the number
+        Many keys are not needed, because most hypotheses share parents. On CUDA no keys are removed: to read the number
         of remaining keys would synchronise the device.
         """
         count = self.seen.shape[2]
@@ -297,7 +298,7 @@ def _projected(attention: MultiHeadAttention, memory: Memory) -> Pair:
 
 
 def _roomy(storage: Tensor, used: int, new: Tensor) -> Tensor:
-    """Return the storage, or one of twice the capacity if the new keys do not fit."""
+    """Return the storage of keys and values, or a copy with twice the capacity if the new keys do not fit into it."""
     rows, heads, count, size = new.shape
     if used + count <= storage.shape[2]:
         return storage
@@ -314,7 +315,7 @@ def _places(positions: nn.Module | None, count: int, like: Tensor) -> Tensor | N
 
 
 def _bias(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return 0 where `allowed` is True, −∞ elsewhere."""
+    """Return a bias for attention scores: 0 where `allowed` is True, −∞ elsewhere."""
     return torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, -torch.inf)
 
 

@@ -109,7 +109,7 @@ class TransformerEncoder(nn.Module):
         )
 
     def forward(self, source: Int[Tensor, "b k"], lengths: Int[Tensor, " b"] | None = None) -> Memory:
-        """Return the memory of `source`; `lengths` are the numbers of tokens of its rows, without padding."""
+        """Return the memory (states) of `source`; `lengths` are its rows' numbers of tokens, without padding."""
         states = self.read(source, lengths).output
         if lengths is None:
             memory = Memory(states, states, None, states.mean(1))
@@ -158,7 +158,8 @@ class TransformerState:
     Each step changes the caches in place, so a state is no longer valid after a step from it.
     """
 
-    memory: Memory | None  # None after the first token: every layer has then cached the memory's keys and values
+    # `memory` is None after the first token, when every layer has cached the memory's projected keys and values
+    memory: Memory | None
     caches: list[KeyValueCache]
     memory_caches: list[KeyValueCache]
     mask: Bool[Tensor, "b k"] | None
@@ -222,7 +223,8 @@ class TransformerDecoder(nn.Module):
         self.size = size
         self.input = _input(vocabulary, size, placed, embedding, dropout)
         self.output = None if tied else nn.Linear(size, vocabulary)
-        self.prepared_output: nn.Module | None = None  # replaces the output layer if set: see models.quantized
+        # a module that replaces the output layer if it is not None: see models.quantized
+        self.prepared_output: nn.Module | None = None
         self.stack = DecoderStack(
             (
                 TransformerDecoderLayer(
@@ -342,7 +344,7 @@ def _feed(feed_forward: Feeds, size: int, dropout: float) -> nn.Module:
 
 
 def _real(source: Tensor, lengths: Tensor) -> Bool[Tensor, "b k"]:
-    """Return a mask that is True at tokens and False at padding."""
+    """Return a mask (b, n) that is True at tokens and False at padding."""
     return torch.arange(source.shape[1], device=source.device) < lengths.unsqueeze(-1)
 
 
@@ -352,5 +354,5 @@ def _for_all(mask: Bool[Tensor, "b k"] | None) -> Bool[Tensor, "b 1 1 k"] | None
 
 
 def _values(memory: Memory) -> Tensor | None:
-    """Return the memory's values, or None if they are its keys: then one matrix product projects keys and values."""
+    """Return the memory's values; None if the values are the keys, so that one matrix product projects both."""
     return None if memory.values is memory.keys else memory.values

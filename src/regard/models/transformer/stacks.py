@@ -44,7 +44,7 @@ class EncoderStack(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> Stacked:
-        """Apply every layer to x (b, q, d), with the same mask."""
+        """Apply every layer, with the mask `mask`, to x (b, q, d)."""
         seen = []
         for layer in self.layers:
             done = layer(x, mask=mask, weights=weights, generator=generator)
@@ -54,7 +54,7 @@ class EncoderStack(nn.Module):
 
     @classmethod
     def from_torch(cls, encoder: nn.TransformerEncoder, *, batch_first: bool | None = None) -> "EncoderStack":
-        """Return the same encoder with a copy of torch's weights; for an nn.Transformer pass its `encoder`.
+        """Return an EncoderStack with copies of the layers of a torch encoder, such as `encoder` of an nn.Transformer.
 
         `batch_first` is as in `MultiHeadAttention.from_torch`.
         """
@@ -116,7 +116,7 @@ class DecoderStack(nn.Module):
 
     @classmethod
     def from_torch(cls, decoder: nn.TransformerDecoder, *, batch_first: bool | None = None) -> "DecoderStack":
-        """Return the same decoder with a copy of torch's weights; for an nn.Transformer pass its `decoder`.
+        """Return a DecoderStack with copies of the layers of a torch decoder, such as `decoder` of an nn.Transformer.
 
         `batch_first` is as in `MultiHeadAttention.from_torch`.
         """

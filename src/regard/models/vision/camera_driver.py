@@ -136,7 +136,8 @@ class CameraDriver(nn.Module):
     ) -> Driven:
         """Return the controls at the last frame.
 
-        Frames where `known` is False are excluded. `angles` are the steering angles before each frame.
+        Frames where `known` is False are set to zero and masked in the attention over the frames. `angles` are the
+        steering angles before each frame.
         """
         only_full(weights, "CameraDriver")
         if frames.shape[1] != self.seen:

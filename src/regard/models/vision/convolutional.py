@@ -1,4 +1,4 @@
-"""A small convolutional network whose cells are centred on the pixels that they represent."""
+"""A small convolutional network; each cell of its feature map is centred on the pixels that the cell represents."""
 
 from collections.abc import Sequence
 

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 # Epsilon and momentum of the batch norms with which the published weights were trained: batch_norm_epsilon and
-# 1 − batch_norm_momentum of the paper's code.
+# 1 − batch_norm_momentum of the code by Tan & Le (2019).
 _EPSILON, _MOMENTUM = 1e-3, 0.01
 # Lite models normalise pixels from 0 to 255 as (pixel − 127) / 128, the same for all three channels. The constants
 # below are for pixels from 0 to 1.

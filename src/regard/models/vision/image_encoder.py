@@ -79,13 +79,13 @@ class ImageEncoder(nn.Module):
         return math.ceil(height / stride), math.ceil(width / stride)
 
     def forward(self, images: Float[Tensor, "b c height width"], lengths: None = None) -> Memory:
-        """Return the memory of images of one size, with a position for each cell of the feature map."""
+        """Return the memory (cell states) of images of one size, with a position for each cell of the feature map."""
         if lengths is not None:
             raise ValueError("lengths must be None for images: all of a batch have one size")
         return self.memory(self.backbone(images))
 
     def memory(self, maps: Float[Tensor, "b c rows columns"]) -> Memory:
-        """Return the memory of feature maps that the backbone has computed, for example cached ones."""
+        """Return the memory of feature maps that the backbone has computed, for example of cached feature maps."""
         rows, columns = maps.shape[-2:]
         for gates in (self.channel, self.spatial):
             maps = maps if gates is None else gates(maps)

@@ -30,7 +30,7 @@ class Looked:
 
 @dataclass(frozen=True, eq=False)
 class LookedLoss:
-    """A loss: the total to minimise, and the three terms whose weighted sum it is."""
+    """A loss: the total to minimise, and the three terms of which the total is the weighted sum."""
 
     total: Float[Tensor, ""]
     classification: Float[Tensor, ""]
@@ -209,7 +209,7 @@ def stepwise_loss(
     baseline_weight: float = 1.0,
     counted: Bool[Tensor, "b"] | None = None,
 ) -> LookedLoss:
-    """Return a loss like `looked_loss`, but with a classification, and so a reward, after every glimpse.
+    """Return a loss like that of `looked_loss`, but with a classification and a reward after every glimpse.
 
     The classification term is the mean cross-entropy of the logits after each glimpse. The reward of a glimpse is the
     log-probability of the right class (Ba et al. 2015, section 3: a bound of the likelihood), or with reward="right" 1

@@ -8,8 +8,9 @@ import { fixed } from "./numbers.js";
 import { shown } from "./shown.js";
 import { say } from "./words.js";
 
-const KEPT = ["view", "scale", "cells"]; // settings of the displayed map that stay the same for the next answer
-const LONGEST = 24; // largest number of displayed items of a list in a record
+// names of the settings of the displayed attention map that are kept for the next answer
+const KEPT = ["view", "scale", "cells"];
+const LONGEST = 24; // largest number of displayed items of a list in the record (JSON) of a prediction
 
 export async function open(place, kept) {
   const { runs } = await json("/api/runs");
@@ -30,11 +31,12 @@ export async function open(place, kept) {
   const answers = el("div", { class: "answers", "aria-live": "polite" });
   const map = el("div", { class: "map" });
   let leave = () => {};
-  let asked = null; // the input fields
+  let asked = null; // the form with the input fields of the task
   let closed = false;
   place.append(form, answers, map);
 
-  // Values are stored by the kinds of the inputs, so that another run with the same inputs gets the same values.
+  // The user's values are stored by the kinds of the inputs, so that another run with inputs of these kinds gets the
+  // same values.
   function given() {
     const values = (setup.values[shape(run())] ??= {});
     for (const { name } of run().inputs) values[name] ??= run().example?.[name] ? { text: run().example[name] } : null;
@@ -95,7 +97,7 @@ export async function open(place, kept) {
     run().inputs.filter(({ name }) => error.startsWith(`${name} `)).forEach(({ name }) => form.querySelector(`[data-input="${CSS.escape(name)}"]`)?.setAttribute("aria-invalid", "true"));
   });
 
-  // Returns the answer of one run. The failure of one run does not affect the other one.
+  // Returns the prediction of one run. The failure of one run does not affect the prediction of the other run.
   async function one(number, inputs, signal) {
     try {
       return { run: number, ...(await json("/api/ask", { body: { run: number, inputs }, signal })) };
@@ -141,7 +143,8 @@ export async function open(place, kept) {
     else start();
   }
 
-  // Fetches missing parts of the example, and requests the run's answer for it.
+  // Fetches the image or sound of the run's example if it is missing, and requests the run's prediction for the
+  // example.
   async function start() {
     const one = run();
     if (!(await fetchExample()) || closed || one !== run()) return;

@@ -12,7 +12,7 @@ export function markdown(text) {
     while (at < lines.length && !stop(lines[at])) at++;
     return lines.slice(start, at);
   };
-  if (lines[0] === "---") { // skips the YAML front matter
+  if (lines[0] === "---") { // the YAML front matter of the model card is skipped
     at = 1;
     blocks.push(el("pre", { text: until((line) => line === "---").join("\n") }));
     at++;

@@ -9,8 +9,8 @@ export function theme() {
   return document.documentElement.dataset.theme === "dark" ? "dark" : "light";
 }
 
-// `values` are rows of numbers, with null for a masked cell; `text(value)` formats a number; `share` gives the darkness
-// of its cell, from 0 to 1.
+// `values` are rows of numbers, with null for a masked cell; `text(value)` formats a number; `share(value)` is the
+// darkness of the number's cell, from 0 to 1.
 export function cells({ values, rows, columns, text, share, selected, choose, label, totals }) {
   const paper = theme();
   const many = columns.length > 10;

@@ -25,7 +25,7 @@ export function fields(inputs, values, ask) {
   return place;
 }
 
-// Returns the value of a field for a file.
+// Returns the value of an input field for a file: the file in base64, the file itself and its title.
 export async function filled(blob, title) {
   return { data: await base64(blob), blob, title };
 }

@@ -7,7 +7,7 @@ import { LANGUAGES, language, say, speak } from "./words.js";
 
 const SECTIONS = ["playground", "views", "ask", "runs", "translate", "traces"];
 const THEMES = ["auto", "light", "dark"];
-const kept = {}; // the state of each section, which stays the same when the language or the colours change
+const kept = {}; // the state of each section, which a change of the language or of the colours does not reset
 
 let leave = () => {};
 let turn = 0; // number of the last section change: a section that loads slowly must not replace a newer one

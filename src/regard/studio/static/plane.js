@@ -28,7 +28,8 @@ export function plane({ arrows, axes, choose, changed }) {
       picture.append(svg("text", { x: at, y: SIDE - zero + 13, class: "tick", "text-anchor": "end", text: show(share * reach) }), svg("text", { x: zero - 4, y: SIDE - at + 11, class: "tick", "text-anchor": "end", text: show(share * reach) }));
     }
   }
-  const placed = new Map(); // positions of the tip and the name of each arrow, to avoid overlapping names
+  // the positions of the arrows' tips and names so far, so that further names do not overlap them
+  const placed = new Map();
   const output = { name: say("stage3"), kind: "output", numbers: arrows[0].numbers.map(() => 0), fixed: true };
   const drawn = draw(output, { to, axes, zero, placed });
   drawn.group.style.display = "none";

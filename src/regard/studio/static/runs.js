@@ -54,7 +54,8 @@ export async function open(place, kept) {
     } catch (error) {
       if (closed) return;
       failure.textContent = say("error", { reason: error.message });
-      timer = setTimeout(look, 2 * PAUSE); // requests again later, because the server may be reachable again
+      // the run's state is requested again later, because the server may be reachable by then
+      timer = setTimeout(look, 2 * PAUSE);
     }
   }
 
@@ -95,7 +96,8 @@ function results({ figures, finished, unit }) {
 
 function value({ value: number, percent, group }) {
   if (number === null) return "–";
-  const digits = number && Math.abs(number) < 0.1 ? 4 : 1; // four decimals for small numbers, such as a squared error
+  // small numbers, such as a squared error, are displayed with four decimals
+  const digits = number && Math.abs(number) < 0.1 ? 4 : 1;
   return percent ? `${fixed(100 * number, 1)} %` : fixed(number, group === "faithfulness" ? 2 : digits);
 }
 

@@ -1,5 +1,5 @@
-// The section of traces: those given on the command line, and files that the user opens in the browser, each in the
-// viewer.
+// The section "traces" of the studio: it shows the traces given on the command line, and trace files that the user
+// opens in the browser.
 
 import { el } from "/page/dom.js";
 import { ask, json } from "./server.js";
@@ -9,7 +9,8 @@ import { say } from "./words.js";
 const MOST = 256; // largest size in MB of a trace file
 
 export async function open(place, kept) {
-  // The sections "ask" and "views" show the traces of answers and of runs, so they are omitted here.
+  // The sections "ask" and "views" show the traces of answers and of runs, so these traces are omitted from the list of
+  // this section.
   const traces = (await json("/api/traces")).traces.filter(({ origin }) => !["answer", "run"].includes(origin));
   const mine = traces.filter(({ origin }) => origin !== "example");
   const asked = location.hash.split("/")[2];
@@ -60,8 +61,8 @@ export async function open(place, kept) {
   return shown(stage, chosen, kept[chosen], null, beside);
 }
 
-// Opens the address of a trace. The browser sends no event if the address is the current one, so the event is sent
-// here.
+// Opens the address of a trace. The browser sends no hashchange event if the address does not change, so this function
+// sends the event.
 function go(id) {
   const wanted = id ? `#/traces/${id}` : "#/traces";
   if (location.hash === wanted) dispatchEvent(new HashChangeEvent("hashchange"));

@@ -1,4 +1,5 @@
-// The section of translation: the source can be edited, a target word can be forced, and two runs can be compared.
+// The section "translate" of the studio: the source text can be edited, a target word can be forced, and two runs can
+// be compared.
 
 import { el } from "/page/dom.js";
 import { short } from "/page/format.js";
@@ -47,7 +48,8 @@ export async function open(place, kept) {
     type: "text", value: setup.text, maxlength: 2000, spellcheck: "false", autocomplete: "off", "data-name": "source",
     oninput: (event) => {
       setup.text = event.target.value;
-      setup.forced = [[], []]; // forced words belong to the translation of the previous text
+      // the words that the user forced belong to the translation of the previous text, so they are removed
+      setup.forced = [[], []];
       setup.chosen = [{}, {}];
       if (setup.text.trim()) translate();
     },

@@ -1,11 +1,13 @@
-// The section of views: the attention of each run on its own example, and example traces for each kind of drawing.
+// The section "views" of the studio: the attention of each run for the run's own example, and an example trace for each
+// kind of drawing.
 
 import { el } from "/page/dom.js";
 import { json } from "./server.js";
 import { shown } from "./shown.js";
 import { say } from "./words.js";
 
-// The initial selection of each example trace: a locked row and, for some, a view.
+// The initial selection of each example trace: a selected (locked) row of the map and, for some examples, the kind of
+// drawing.
 const EXAMPLES = {
   image: { locked: { row: 2, column: null } },
   sound: { locked: { row: 0, column: null } },

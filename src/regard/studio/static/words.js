@@ -175,7 +175,7 @@ export function named(label) {
   return current === "zh" ? (NAMES[label] ?? label) : label;
 }
 
-// Returns the names of texts that exist in one language only; a test checks that there are none.
+// Returns the names of texts that exist in one language only; a test checks that no such text exists.
 export function missing() {
   const [en, zh] = [Object.keys(EN), Object.keys(ZH)];
   return [...en.filter((name) => !(name in ZH)), ...zh.filter((name) => !(name in EN))];

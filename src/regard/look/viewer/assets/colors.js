@@ -3,7 +3,7 @@
 // print and for colour-blind readers.
 
 const HUE = (258 * Math.PI) / 180;
-const BELOW = (48 * Math.PI) / 180; // hue of negative weights
+const BELOW = (48 * Math.PI) / 180; // the hue in degrees of negative weights, converted to radians
 const ODD = { light: [199, 21, 133], dark: [255, 105, 200] }; // colours of NaN and infinite weights
 const SCALES = {
   light: { lightness: [0.97, 0.4], chroma: [0.008, 0.17] },
@@ -21,7 +21,8 @@ const THEMES = {
 const HEADS = [258, 30, 150, 315, 80, 205, 355, 120, 285, 55, 180, 335];
 const tables = {};
 
-// 256 colours of a theme as [r, g, b], from 0 to the largest weight, or to the most negative one.
+// 256 colours of the light or dark theme as [r, g, b], from the colour of weight 0 to that of the largest weight or,
+// with `negative`, of the most negative weight.
 export function table(theme, negative = false) {
   const name = `${theme}/${negative}`;
   tables[name] ??= Array.from({ length: 256 }, (_, n) => shade(n / 255, SCALES[theme], negative ? BELOW : HUE));
@@ -31,14 +32,15 @@ export function table(theme, negative = false) {
 // The largest number of heads with distinguishable hues.
 export const MOST_HEADS = HEADS.length;
 
-// 256 colours of the n-th hue of heads, from 0 to the largest weight.
+// 256 colours in the n-th of the hues that distinguish heads, for weights from 0 to the largest.
 export function headTable(n, theme) {
   const name = `${theme}/head/${n}`;
   tables[name] ??= Array.from({ length: 256 }, (_, step) => shade(step / 255, headScale(n, theme), radians(HEADS[n])));
   return tables[name];
 }
 
-// The colour of text on the n-th hue of heads; `share` is the weight divided by the largest weight.
+// The colour of text on a cell in the n-th of the hues that distinguish heads; `share` is the weight divided by the
+// largest weight.
 export function headInk(share, n, theme) {
   return between(headScale(n, theme).lightness, share) > 0.565 ? "#000000" : "#ffffff";
 }
@@ -51,7 +53,7 @@ function headScale(n, theme) {
   return { lightness: [lightness[0], light], chroma: [chroma[0], 0.17] };
 }
 
-// The n-th hue of heads as a CSS colour, strong enough for a line.
+// The n-th of the hues that distinguish heads, as a CSS colour that is strong enough for a line.
 export function headColor(n, theme) {
   return `rgb(${headTable(n, theme)[255].join(",")})`;
 }
@@ -60,18 +62,18 @@ function radians(degrees) {
   return (degrees * Math.PI) / 180;
 }
 
-// The colour of a weight as [r, g, b].
+// The colour of an attention weight as [r, g, b], from 0 to 255.
 export function colorOf(value, highest, scale, theme) {
   if (!Number.isFinite(value)) return ODD[theme];
   return table(theme, value < 0)[Math.round(255 * stretch(value, highest, scale))];
 }
 
-// The colour of a weight as a CSS colour.
+// The colour of an attention weight as a CSS colour.
 export function tint(value, highest, scale, theme) {
   return `rgb(${colorOf(value, highest, scale, theme).join(",")})`;
 }
 
-// The colour of text on a background in the colour of a weight.
+// The colour of text on a background that has the colour of an attention weight.
 export function inkOf(value, highest, scale, theme) {
   if (!Number.isFinite(value)) return theme === "dark" ? "#000000" : "#ffffff";
   return ink(stretch(value, highest, scale), theme);
@@ -94,8 +96,8 @@ export function css(share, theme) {
   return `rgb(${red},${green},${blue})`;
 }
 
-// The colour of text on the colour of a share: black on light and white on dark colours. The text changes from black to
-// white at the lightness at which both have a contrast of 4.5 : 1.
+// The colour of text on the colour of a weight: black on light and white on dark colours. It changes from black to
+// white at the lightness at which black and white text both have a contrast of 4.5 : 1.
 export function ink(share, theme) {
   return between(SCALES[theme].lightness, Math.min(1, Math.max(0, share))) > 0.565 ? "#000000" : "#ffffff";
 }

@@ -5,7 +5,8 @@ import { compact, known, labelOf, short, weight } from "./format.js";
 import { best, valueAt } from "./model.js";
 import { heard } from "./sound.js";
 
-const GOOD = 0.05; // largest relative error that half precision explains; above it, the weights are wrong
+// largest relative error that half precision explains; a larger error means that the weights are wrong
+const GOOD = 0.05;
 
 // The title of the displayed map: the name of the layer and, if the layer has several heads, which of them are shown.
 // The head after the last is the mean of all heads.
@@ -66,7 +67,8 @@ export function storedOf({ record, map, whole }, finer, say) {
   if (finer) return whole ? [] : [say("pooledTiles", sizes)];
   if (!whole) return [say("pooled", sizes), ...(record.pack.stride > 1 ? [say("stride", record.pack)] : [])];
   const error = compact(map.error);
-  const fine = compact(record.pack.peak / 131070); // rounding error of weights in 16 bits: half a step
+  // largest rounding error of weights that are stored in 16 bits: half of the step between two 16-bit values
+  const fine = compact(record.pack.peak / 131070);
   if (record.pack.half || record.pack.kept >= record.keys || fine === error) return [say("within", { error })];
   return [say("precision", { error, kept: record.pack.kept, fine })];
 }

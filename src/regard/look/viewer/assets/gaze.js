@@ -96,7 +96,7 @@ function draw(painter, box, place, model, look) {
   }
 }
 
-// The outlines of the patches on the image: of the chosen glimpse at all scales, of the others at the finest scale.
+// Draws the outlines of the patches on the image: of the chosen glimpse at all scales, of other glimpses at the finest.
 function retina(painter, place, { rows }, look) {
   const square = (n, share, style) => {
     const [[x, y], side] = [place.at(n), share * place.large];

@@ -2,7 +2,7 @@
 
 let table = null;
 
-// The numbers in a Uint16Array, times a scale.
+// The half floats in a Uint16Array as numbers, multiplied by `scale`.
 export function halves(bits, scale) {
   table ??= Float32Array.from({ length: 65536 }, (_, n) => half(n));
   return Float32Array.from(bits, (n) => table[n] * scale);

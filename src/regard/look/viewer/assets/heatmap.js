@@ -8,7 +8,8 @@ import { pixels } from "./painter.js";
 const SIZE = 12; // font size of the labels in pixels
 const LONGEST = 140; // largest width of a label in pixels
 const READABLE = 34; // smallest cell in pixels that shows a number
-const painted = new WeakMap(); // cache of drawn maps: the cells of a grid as a picture, for one scale and theme
+// cache of drawn attention maps: the cells of a map as a picture, for each colour scale and theme
+const painted = new WeakMap();
 
 export const heatmap = {
   name: "heatmap",
@@ -174,7 +175,7 @@ function numbers(painter, place, seen, model, look) {
 function marks(painter, place, record, { hover, locked, colors }) {
   const box = (row, column, opacity) => {
     const edge = { stroke: colors.mark, line: 1.5, opacity };
-    // Drawn instead of a frame if the cells are so small that a frame would hide them.
+    // A thin line is drawn instead of a frame if the cells are so small that a frame would hide them.
     const thread = { fill: colors.mark, opacity: opacity * 0.8 };
     const [x, y] = [place.left + place.cell * column, place.top + place.high * row];
     const [wide, high] = [place.cell * record.keys, place.high * record.queries];
@@ -205,7 +206,7 @@ function rowNames(painter, box, place, seen, model, look) {
       const strong = i === hover?.row || i === locked?.row;
       if (!ticked(i, every) && !strong && !matches.rows.has(i)) continue;
       if (!strong && every > 1 && near(i, [hover?.row, locked?.row], every)) continue;
-      // Keeps the first label from being cut off at the top.
+      // The minimum of SIZE / 2 keeps the first label from being cut off at the top.
       const y = place.top + Math.max(place.high * (i + 0.5), i ? 0 : SIZE / 2);
       const color = matches.rows.has(i) ? colors.accent : strong ? colors.text : colors.quiet;
       const style = { size: SIZE, color, anchor: "end", weight: strong || matches.rows.has(i) ? 600 : 400 };

@@ -166,7 +166,7 @@ function draw(painter, box, place, model, look) {
   }
 }
 
-// A name, shortened to the available width.
+// The name of a row or column, shortened to the available width in pixels.
 function fitted(label, room, strong) {
   let text = short(label, 16);
   while (textWidth(text, 13, strong ? 600 : 400) > room && Array.from(text).length > 2) text = `${Array.from(text).slice(0, -2).join("")}…`;
@@ -198,7 +198,7 @@ function largest(values) {
   return values?.find((value) => !Number.isFinite(value)) ?? mostOf(values);
 }
 
-// The weight at which the overlay is transparent: the largest weight of this word, or of all words of all compared
+// The weight at which the overlay is transparent: the largest weight of the given word, or of all words of all compared
 // traces.
 function brightest(own, look, word) {
   return look.scale === "row" || word === null ? mostOf(own) : Math.max(look.highest, 1e-12);

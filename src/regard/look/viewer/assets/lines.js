@@ -7,7 +7,7 @@ const SIZE = 13;
 const HIGH = 22; // height in pixels of a line of text
 const MOST = 1200; // largest number of drawn lines; more would be unreadable
 const BAR = 4; // width in pixels of the bar that shows the weight of one head
-const known = new WeakMap(); // cache: the positions of the largest weights of each map
+const known = new WeakMap(); // a cache of the positions of the largest weights of each attention map
 
 export const lines = {
   name: "lines",

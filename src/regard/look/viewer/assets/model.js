@@ -16,7 +16,7 @@ export function modelOf({ record, map, received, rows, columns, picture, sheet, 
     if (!known.has(row)) {
       known.set(row, null);
       ask(row).then((found) => {
-        if (!found) return known.delete(row); // the request was cancelled before it was sent
+        if (!found) return known.delete(row); // the request for the row was cancelled before it was sent
         known.set(row, found);
         return arrived();
       }, (error) => {
@@ -44,10 +44,10 @@ export function modelOf({ record, map, received, rows, columns, picture, sheet, 
     record, map, received, rows, columns, picture, sheet, whole, rowOf, weights, tile: null, parts, partsOf, strongest,
     highest: strongest?.highest ?? map.highest,
     mostReceived: Math.max(1e-12, ...(parts ? parts.map((part) => mostOf(part.received)) : [mostOf(received)])),
-    // True if there are negative weights, which are drawn in a second hue.
+    // True if the map has negative weights, which are drawn in a second hue.
     negative: map.values.some((value) => value < 0),
-    odd: map.values.some((value) => !Number.isFinite(value)), // true if there are NaN or infinite weights
-    // True if queries and keys are the same tokens.
+    odd: map.values.some((value) => !Number.isFinite(value)), // true if the map has NaN or infinite weights
+    // True if the queries and the keys of the map are the same tokens.
     same: record.queries === record.keys && names(rows) === names(columns),
   };
 }
@@ -73,7 +73,7 @@ export function inside(grid, row, column) {
   return down >= 0 && down < grid.rows * grid.rowBlock && right >= 0 && right < grid.columns * grid.columnBlock;
 }
 
-// The index of the largest weight, or of the first non-finite one.
+// The index of the largest weight, or of the first non-finite weight if there is one.
 export function best(weights) {
   const strange = weights?.findIndex((value) => !Number.isFinite(value)) ?? -1;
   if (strange >= 0) return strange;

@@ -10,7 +10,7 @@ import { Picture } from "./picture.js";
 import { pixels } from "./painter.js";
 import { huesOf } from "./several.js";
 
-const ACROSS = 16; // largest number of heads side by side
+const ACROSS = 16; // largest number of heads' small maps in one row
 const LONG = 40; // a name with more characters is laid out as a sentence, in a line of its own
 
 export class Overview {
@@ -73,7 +73,7 @@ export class Overview {
     const help = parts ? heading : say("overviewHelp");
     const grid = el("div", { class: "heads", role: "grid", "aria-label": help, onkeydown: (event) => this.press(event) });
     const most = Math.max(1, ...records.map((record) => record.heads));
-    // One more column for the mean of the heads.
+    // The grid of small maps has one more column, for the mean of the heads.
     grid.style.setProperty("--across", Math.min(ACROSS, most) + (most > 1));
     grid.dataset.size = most <= 2 ? "large" : most <= 6 ? "medium" : "small";
     // Long names, which are sentences, are beside the maps if each layer has one map, otherwise above the maps. Names
@@ -85,7 +85,8 @@ export class Overview {
       const name = el("span", { class: "name", role: "rowheader", text: names[n], title: record.name || names[n] });
       const cells = el("div", { class: "cells", role: "presentation" });
       const order = Array.from({ length: record.heads }, (_, head) => head);
-      if (record.heads > 1) order.unshift(record.heads); // this index stands for the mean of the heads
+      // the index after the last head stands for the mean of the heads
+      if (record.heads > 1) order.unshift(record.heads);
       cells.append(...order.map((head) => this.cell(record, n, head, most)));
       grid.append(el("div", { class: "layer", role: "row" }, name, cells));
     });
@@ -115,7 +116,7 @@ export class Overview {
     const isMean = record.heads > 1 && head === record.heads;
     button.classList.toggle("mean", isMean);
     button.style.gridColumn = String(isMean || record.heads === 1 ? 1 : 2 + (head % Math.min(ACROSS, most)));
-    // Among several heads in colours, the mean cannot be chosen: it has no hue.
+    // If several heads are displayed in separate hues, the mean of the heads cannot be chosen, because it has no hue.
     if (isMean && state.get("several")) button.disabled = true;
     this.seen.observe(button);
     return button;

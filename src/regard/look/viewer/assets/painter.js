@@ -103,7 +103,7 @@ export class CanvasPainter {
 export class SvgPainter {
   constructor(width, height, title) {
     this.clips = 0;
-    this.images = new Map(); // each image is embedded once, however often it is drawn
+    this.images = new Map(); // an SVG file embeds each image once, even if it is drawn several times
     this.parts = [
       `<svg xmlns="http://www.w3.org/2000/svg" width="${round(width)}" height="${round(height)}" ` +
         `viewBox="0 0 ${round(width)} ${round(height)}" font-family="${escape(FONTS)}" role="img">`,

@@ -31,7 +31,7 @@ export class Picture {
     this.element.classList.toggle("held", Boolean(this.layout.held) || this.layout.height > 2400);
     this.filler.style.width = `${Math.ceil(this.layout.width)}px`;
     this.filler.style.height = `${Math.ceil(this.layout.height)}px`;
-    // A canvas of the old size could overflow and show scrollbars, which would make the box too small.
+    // A canvas of the old size could overflow its element and show scrollbars, which would reduce the visible part.
     this.canvas.style.width = this.canvas.style.height = "0";
     this.draw(true);
   }

@@ -3,7 +3,7 @@
 import { el } from "./dom.js";
 import { labelOf, short } from "./format.js";
 
-const PACE = 200; // milliseconds for which each row is shown
+const PACE = 200; // number of milliseconds for which each row of the map is shown
 
 export class Player {
   // `frames()` returns the number of rows to play, or 0 if rows cannot be played; `show(row)` shows a row; `row()`

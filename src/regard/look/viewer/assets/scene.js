@@ -47,7 +47,7 @@ function shownWeights(model, look) {
   return look.active === null ? model.received : model.weights(look.active);
 }
 
-// The row of the map that belongs to an object, if the rows are objects too; otherwise null.
+// The row of the attention map whose query is the given object, if the queries are objects too; otherwise null.
 function asks(model, column) {
   if (!model.rows) return null;
   const row = model.rows.items.indexOf(model.columns.items[column]);

@@ -8,7 +8,7 @@ export function huesOf(heads, count) {
   return heads.map((head, place) => (count <= MOST_HEADS ? head : place) % MOST_HEADS);
 }
 
-// The mean of several maps of the same shape.
+// The mean of the attention maps of several heads.
 export function meanMap(maps) {
   const [first] = maps;
   const values = new Float32Array(first.values.length);

@@ -6,7 +6,7 @@ import { labelOf, nice, short, textWidth } from "./format.js";
 import { pixels } from "./painter.js";
 
 const HIGH = 24;
-const TALL = 150; // height of the spectrogram in pixels
+const TALL = 150; // height of the displayed spectrogram in pixels
 
 export const sound = {
   name: "sound",
@@ -69,7 +69,7 @@ function draw(painter, box, place, model, look) {
   }
   axis(painter, place, record.keys * seconds, model, look);
   for (let i = 0; i < record.queries; i++) strip(painter, box, place, model, look, i, seconds);
-  if (look.time != null) { // a line at the current position of the sound while it plays
+  if (look.time != null) { // while the sound plays, a line marks its current position
     const x = place.left + (place.wide * look.time) / (record.keys * seconds);
     painter.rect(Math.min(x, place.left + place.wide) - 1, 0, 2, place.top + HIGH * record.queries, { fill: colors.warm });
   }

@@ -48,7 +48,7 @@ export class MemorySource {
     this.packs = packs;
     this.pictures = pictures;
     this.unpacked = new Map();
-    this.maps = new Map(); // cache of the maps of recently shown heads
+    this.maps = new Map(); // a cache of the attention maps of recently shown heads
   }
 
   async sequence(n) {
@@ -144,7 +144,7 @@ export class MemorySource {
         let start = 0;
         const take = (type, length) => {
           const view = new type(buffer, start, length);
-          // Every array begins at a multiple of four bytes.
+          // In the decompressed data, every array begins at a multiple of four bytes.
           start += Math.ceil((length * type.BYTES_PER_ELEMENT) / 4) * 4;
           return view;
         };

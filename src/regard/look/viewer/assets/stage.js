@@ -37,7 +37,7 @@ export class Stage {
     Object.assign(this, { viewer, source, index, state: viewer.state, about: source.about, model: null });
     this.matches = { rows: new Set(), columns: new Set() };
     this.element = el("section", { class: "stage" });
-    this.bitmaps = new Map(); // cache of the decoded images of labels that are images
+    this.bitmaps = new Map(); // a cache of the decoded images of those labels that have an image
     this.overview = new Overview(this);
     this.token = new TokenList(this);
     this.playback = new Playback(() => this.follow());
@@ -87,7 +87,7 @@ export class Stage {
     return this.names[this.record];
   }
 
-  // Whether some words of this record consist of several pieces, and all weights of the record are loaded.
+  // Whether some words of the displayed record consist of several sub-word pieces, and all its weights are loaded.
   get hasWords() {
     const { rows, columns } = this.about.records[this.record] ?? {};
     return Boolean(this.model?.whole) && [rows, columns].some((place) => wordsOf(this.about.labels[place]));
@@ -160,7 +160,8 @@ export class Stage {
       return;
     }
     this.bitmaps.clear();
-    this.state.set({ hover: null, locked: null }); // the selected positions belong to other words now
+    // in another sequence, the selected positions would belong to other words
+    this.state.set({ hover: null, locked: null });
     this.render();
     this.load();
   }
@@ -272,7 +273,8 @@ export class Stage {
     return true;
   }
 
-  // The position that is locked after a key press: in a map, keys move along both axes; otherwise from token to token.
+  // The position that a key press locks (selects permanently): in a heat map, arrow keys move the position along rows
+  // and columns; in other views, from token to token.
   step(key) {
     const { queries, keys } = this.model.record;
     const { row = null, column = null } = this.place("locked") ?? {};
@@ -372,7 +374,8 @@ export class Stage {
     this.tell();
   }
 
-  // The sentences of both axes as running text, because the labels in a map are shortened and far apart.
+  // The sentences of the rows and of the columns as running text, because the labels in a map are shortened and far
+  // apart.
   texts() {
     const { say, model } = this;
     const sides = model.same ? [["sentence", model.rows]] : [["queries", model.rows], ["keys", model.columns]];

@@ -37,7 +37,7 @@ export function remembered(name) {
     const kept = localStorage.getItem(`regard.${name}`);
     if (kept) return kept;
   } catch {
-    // storage is not available in a sandboxed frame or for some files
+    // the browser's storage is not available in a sandboxed frame or for some files
   }
   return new URLSearchParams(location.hash.slice(1)).get(name);
 }
@@ -47,13 +47,13 @@ export function remember(name, value) {
     localStorage.setItem(`regard.${name}`, value);
     return;
   } catch {
-    // storage is not available
+    // the browser's storage is not available
   }
   const kept = new URLSearchParams(location.hash.slice(1));
   kept.set(name, value);
   try {
     history.replaceState(null, "", `#${kept}`);
   } catch {
-    // a document without an address cannot store the setting
+    // a document without an address cannot store the setting in its address
   }
 }

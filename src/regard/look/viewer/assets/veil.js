@@ -5,14 +5,14 @@ import { colorOf, mostOf, stretch } from "./colors.js";
 import { compact } from "./format.js";
 import { pixels } from "./painter.js";
 
-const THICK = 190; // opacity of the overlay at weight 0, of at most 255
+const THICK = 190; // opacity of the overlay at weight 0, where 255 is opaque
 // The longer side of an overlay has at most this many pixels, and at least half as many; a grid with more cells has one
 // pixel for each cell.
 const SIDE = 144;
-// A picture with a mean lightness below this gets a light overlay, because a dark one would be invisible.
+// A picture with a mean lightness below this gets a light overlay, because a dark overlay would be invisible.
 const DARK = 0.3;
-const means = new WeakMap(); // cache: the mean colour of each picture
-const veils = new WeakMap(); // cache: the overlays of each model, by word and settings
+const means = new WeakMap(); // a cache of the mean colour of each picture
+const veils = new WeakMap(); // a cache of the overlays of each head's data, by word and settings
 
 // The overlay for one word: the word's weights over a grid of high × wide cells, as a picture.
 export function veilOf(model, word, weights, { high, wide }, most, look) {
@@ -21,7 +21,7 @@ export function veilOf(model, word, weights, { high, wide }, most, look) {
   const name = [word, most, look.scale, look.cells, look.theme].join("/");
   const kept = known.get(name);
   if (kept?.source === weights.buffer) return kept.veil;
-  const size = Math.max(1, Math.floor(SIDE / Math.max(high, wide))); // side of a cell in pixels
+  const size = Math.max(1, Math.floor(SIDE / Math.max(high, wide))); // side of a cell of the overlay, in pixels
   const spread = look.cells || size === 1 ? repeated(weights, high, wide, size) : interpolated(weights, high, wide, size);
   const shadow = shadowOf(model.picture);
   const odd = colorOf(NaN, most, look.scale, look.theme);
@@ -71,7 +71,8 @@ function interpolated(weights, high, wide, size) {
   return spread;
 }
 
-// For each pixel along one side: the four cells that it is interpolated from, with their coefficients.
+// For each pixel along one side of the overlay: the four cells from which the pixel is interpolated, and their
+// coefficients.
 function taps(count, size) {
   return Array.from({ length: count * size }, (_, u) => {
     const place = (u + 0.5) / size - 0.5;

@@ -9,7 +9,7 @@ import { speaker } from "./strings.js";
 
 export function mount(root, sources, options = {}) {
   const viewer = new Viewer(root, sources, options);
-  root.viewer = viewer; // gives scripts of the embedding page access to the viewer
+  root.viewer = viewer; // this property gives scripts of the embedding page access to the viewer
   viewer.render();
   viewer.stages.forEach((stage) => stage.load());
   return viewer;
@@ -51,7 +51,7 @@ export class Viewer {
       this.tools();
       this.stages.forEach((stage) => stage.turn());
     }
-    // The selected positions have other meanings after a switch between words and pieces.
+    // After a switch between words and sub-word pieces, the selected positions would refer to other tokens.
     if (changed.has("words")) this.state.set({ hover: null, locked: null });
     if (["shared", "several"].some((name) => changed.has(name))) this.stages.forEach((stage) => stage.overview.render());
     if (["record", "head", "several", "heads", "words"].some((name) => changed.has(name))) {
@@ -69,11 +69,12 @@ export class Viewer {
     }
   }
 
-  // Called when a stage has loaded its head: other views may be able to show it.
+  // Called when a stage (the part of the page for one trace) has loaded a head, because other views may be able to show
+  // that head.
   loaded(stage) {
     if (this.state.get("query")) stage.find(this.state.get("query"));
     this.tools();
-    this.stages.forEach((each) => each.refresh()); // all stages share one colour scale
+    this.stages.forEach((each) => each.refresh()); // the stages of all compared traces share one colour scale
   }
 
   render() {
@@ -130,7 +131,7 @@ export class Viewer {
     this.counted();
   }
 
-  // The entries of the menu of sequences; of two traces, those of the trace with more sequences.
+  // The entries of the menu of sequences; if two traces are compared, the sequences of the trace that has more of them.
   sequences() {
     const lists = this.stages.map((stage) => stage.about.sequences ?? []);
     const longest = lists.reduce((a, b) => (b.length > a.length ? b : a));

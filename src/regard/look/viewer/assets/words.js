@@ -19,7 +19,8 @@ export function wordsOf(labels) {
   return words.length < labels.items.length ? words : null;
 }
 
-// The text that a piece adds to its word. A character that is split over several pieces is added by the first of them.
+// The text that a sub-word piece adds to its word. A character that is split over several pieces is added by the first
+// piece.
 function own(item) {
   const text = item.length > 1 ? item.replace(/^·/, "") : item;
   return text.replace(PART, (_, character, part) => (part === "1" ? character : ""));
