@@ -213,7 +213,8 @@ def _differ(one: Tensor, other: Tensor) -> Tensor:
 def _recurrent_steps(x: Tensor) -> int:
     """Return the number of steps of a GRU cell until the state at the last position depends on the first position."""
     cell, state, steps = nn.GRUCell(2, 2).double(), x.new_zeros(2, 2), 0
-    reached = torch.tensor(True)  # whether the change of the first input has reached the current state
+    # The cell runs on two sequences that differ in the first input; `reached`: whether their current states differ.
+    reached = torch.tensor(True)
     for vector in x[0]:
         change = torch.stack((torch.zeros(2), reached.expand(2))).double()
         pair = vector + (change if steps == 0 else 0)

@@ -57,7 +57,7 @@ class Point:
     expected: int  # the value of `steps` by the formula `Kind.expected`
     forward: float | None = None  # seconds of one layer, without gradients
     training: float | None = None  # seconds of one layer, forward and backward
-    stack: float | None = None  # `training` times `layers`
+    stack: float | None = None  # seconds of the forward and backward pass of `layers` layers: training · layers
     memory: int | None = None  # peak memory of one layer's training call, in bytes above the use before it
     reason: str | None = None
 

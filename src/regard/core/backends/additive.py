@@ -277,7 +277,7 @@ def _native(problem: Problem) -> Callable[..., Any]:
 
 
 def _visible(rules: Clauses | None, shape: tuple[int, ...]) -> native_attention.Visible:
-    """Return the mask's length for each batch item and head, and the upper bound of its band."""
+    """Return the number of keys that padding leaves for each batch item and head, and the upper bound of the band."""
     assert rules is not None  # `_native_serves` has checked that kernels can evaluate the mask
     # The lengths are copied, because the caller may change the mask before the backward pass reads them.
     lengths = None if rules.lengths is None else rules.lengths.expand(shape[:2]).flatten().to(torch.long, copy=True)
