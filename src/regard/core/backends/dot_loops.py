@@ -23,7 +23,7 @@ from regard.core.nonfinite import harmless
 from regard.core.normalizers import Entmax, Hard, Sigmoid, Softmax, Sparsemax
 from regard.core.problem import Problem
 from regard.core.requests import Entropy, Full, Received, Request, Rows, Top, TopWeights, returned
-from regard.core.scores import Bilinear, Cosine, Dot, ScaledDot, Score
+from regard.core.scores import Bilinear, Cosine, Dot, ScaledDot, ScaledProduct, Score
 from regard.core.spans import all_of
 from regard.core.transforms import eager, resolved
 from regard.kernels import dot_attention
@@ -231,27 +231,16 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
     """
     if not serves(problem):
         return None
-    score, learning, bias = problem.score, problem.differentiated, problem.bias
+    score, learning = problem.score, problem.differentiated
     product = None if isinstance(score, ScaledDot) else score.as_product(problem.query.detach(), problem.key.detach())
     query, key = (problem.query, problem.key) if product is None else (product.query, product.key)
     if query.stride(-1) != 1 or key.stride(-1) != 1:
         return None
-    rules, others = _rules(problem.mask)
-    band = (rules[Band].low, rules[Band].high) if Band in rules else (None, None)
     single = query.ndim == 3  # the tensors are (heads, length, size): one sequence, without a batch axis
-    form = dot_attention.form(
-        *[t.unsqueeze(0) if single else t for t in (query, key, problem.value)],
-        scale=score.factor(query.shape[-1]) if isinstance(score, ScaledDot) else product.scale if product else 1.0,
-        softcap=(score.softcap or 0.0) if isinstance(score, ScaledDot) else 0.0,
-        shift=problem.normalize.bias if isinstance(problem.normalize, Sigmoid) else 0.0,
-        normalizer=_normalizer(problem) or "softmax",
-        band=band,
-        offset=bias.offset if isinstance(bias, Alibi) else 0,
-        request=_REQUESTS[type(problem.request)],
-        alpha=problem.normalize.alpha if isinstance(problem.normalize, Entmax) else 2.0,
-        dropout=problem.dropout,
-    )
-    free = bias is None and not others and set(rules) <= {Band}
+    tensors = [t.unsqueeze(0) if single else t for t in (query, key, problem.value)]
+    form = _form(problem, tensors[0], tensors[1], tensors[2], product)
+    rules, others = _rules(problem.mask)
+    free = problem.bias is None and not others and set(rules) <= {Band}
     limits, masked, strides = functools.partial(_limits, problem.shape), problem.masked, (query.stride(), key.stride())
     queries, dropping, run = problem.shape[-2], problem.dropout > 0.0, dot_attention.attention
     if problem.request is not None or isinstance(problem.normalize, Hard):
@@ -268,8 +257,8 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
             form = dot_attention.completed(form, restricted)
         if not single:
             return run(query, key, value, form, restricted, learning, *more, seed=seed)
-        tensors = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
-        return _first(run(*tensors, form, restricted, learning, *more, seed=seed))
+        lifted = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
+        return _first(run(*lifted, form, restricted, learning, *more, seed=seed))
 
     if product is None:
 
@@ -295,6 +284,28 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
         return computed(made.query, made.key, value, mask, bias, request, generator)
 
     return by_product
+
+
+def _form(
+    problem: Problem, query: Tensor, key: Tensor, value: Tensor, product: ScaledProduct | None
+) -> dot_attention.Form:
+    """Return what the C code must know of a call besides its tensors; `product` is the score as a dot product."""
+    score, normalize, bias, band = problem.score, problem.normalize, problem.bias, _rules(problem.mask)[0].get(Band)
+    scaled = isinstance(score, ScaledDot)
+    return dot_attention.form(
+        query,
+        key,
+        value,
+        scale=score.factor(query.shape[-1]) if scaled else product.scale if product else 1.0,
+        softcap=(score.softcap or 0.0) if scaled else 0.0,
+        shift=normalize.bias if isinstance(normalize, Sigmoid) else 0.0,
+        normalizer=_normalizer(problem) or "softmax",
+        band=(None, None) if band is None else (band.low, band.high),
+        offset=bias.offset if isinstance(bias, Alibi) else 0,
+        request=_REQUESTS[type(problem.request)],
+        alpha=normalize.alpha if isinstance(normalize, Entmax) else 2.0,
+        dropout=problem.dropout,
+    )
 
 
 def _first(results: Any) -> Any:
