@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.kernels import dot_attention
-from regard.kernels.dot_attention import Limits
+from regard.kernels import dot_attention, dot_form, dot_formula
+from regard.kernels.dot_form import Limits
 
 pytestmark = pytest.mark.skipif(not dot_attention.available(), reason="there is no C compiler")
 
 BATCH, GROUP, QUERIES, KEYS = 3, 2, 37, 41
 NONE: dict[str, Any] = {}
-# The tested calls by name: arguments of `dot_attention.form`, and the tensors that mask or change the scores.
+# The tested calls by name: arguments of `dot_form.form`, and the tensors that mask or change the scores.
 CALLS: dict[str, tuple[dict[str, Any], Limits]] = {
     "all keys": (NONE, Limits()),
     "causal": ({"band": (None, 0)}, Limits()),
@@ -53,7 +53,7 @@ REQUESTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def rows(request: str, queries: int) -> Any:
-    return dot_attention.rows(torch.tensor(REPEATED), queries) if request == "rows" else None
+    return dot_form.rows(torch.tensor(REPEATED), queries) if request == "rows" else None
 
 
 def drawn(size: int, value_size: int, queries: int, dtype: torch.dtype, tokens_first: bool) -> list[Tensor]:
@@ -168,10 +168,10 @@ def test_output_and_gradients(
         limits = limits._replace(query_ids=limits.query_ids[:, :queries].contiguous())
     tensors = drawn(size, value_size, queries, dtype, tokens_first)
     options_of_call = {"scale": 0.3, **options}
-    form = dot_attention.form(tensors[0], tensors[1], tensors[2], **options_of_call)
+    form = dot_form.form(tensors[0], tensors[1], tensors[2], **options_of_call)
     alone = dot_attention.attention(tensors[0], tensors[1], tensors[2], form, limits, learning=False)
     leaves = [t.detach().requires_grad_() for t in tensors]
-    form = dot_attention.form(tensors[0], tensors[1], tensors[2], request=request_name, **options_of_call)
+    form = dot_form.form(tensors[0], tensors[1], tensors[2], request=request_name, **options_of_call)
     chosen = rows(request_name, queries)
     result = dot_attention.with_request(leaves[0], leaves[1], leaves[2], form, limits, learning=True, rows=chosen)
     inferred = dot_attention.with_request(tensors[0], tensors[1], tensors[2], form, limits, False, chosen)
@@ -210,7 +210,7 @@ def test_the_gradient_of_a_bias(shape: tuple[int, ...]) -> None:
     for dtype in (torch.float32, torch.float64):
         leaf = bias.to(dtype).requires_grad_()
         limits, given = Limits(bias=leaf), [t.to(dtype) for t in (query, key, value)]
-        form = dot_attention.form(query, key, value, scale=0.3, softcap=0.1, band=(None, 0))
+        form = dot_form.form(query, key, value, scale=0.3, softcap=0.1, band=(None, 0))
         options = {"softcap": 0.1, "band": (None, 0)}
         wide = dtype == torch.float64
         output = (
@@ -232,20 +232,20 @@ def test_numbers_that_are_not_finite_are_refused(
     tensors = drawn(5, 3, queries, dtype, False)
     tensors[place].view(-1)[-1] = number
     query, key, value = (t.requires_grad_(learning) for t in tensors)
-    form = dot_attention.form(query, key, value, scale=0.3)
+    form = dot_form.form(query, key, value, scale=0.3)
     assert dot_attention.attention(query, key, value, form, Limits(), learning) is None
 
 
 @pytest.mark.parametrize("lengths", [[-1, 1, 1], [1, 42, 1]], ids=["negative", "too long"])
 def test_lengths_out_of_range_are_refused(lengths: list[int]) -> None:
     query, key, value = drawn(5, 3, QUERIES, torch.float32, False)
-    form = dot_attention.form(query, key, value, scale=0.3)
+    form = dot_form.form(query, key, value, scale=0.3)
     assert dot_attention.attention(query, key, value, form, Limits(torch.tensor(lengths)), learning=False) is None
 
 
 def test_keys_that_no_query_attends_are_not_read() -> None:
     query, key, value = drawn(16, 16, QUERIES, torch.float32, False)
-    form, limits = dot_attention.form(query, key, value, scale=0.3), Limits(torch.tensor([5, 9, 1]))
+    form, limits = dot_form.form(query, key, value, scale=0.3), Limits(torch.tensor([5, 9, 1]))
     right = dot_attention.attention(query, key, value, form, limits, learning=False)
     for sequence, length in enumerate((5, 9, 1)):
         key[sequence, :, length:], value[sequence, :, length:] = math.nan, math.inf
@@ -280,7 +280,7 @@ def test_more_rows_and_keys_than_a_block(
     tensors = [torch.randn(1, 2, 301, size).to(dtype).requires_grad_() for size in (48, 48, 40)]
     doubles = [t.detach().double().requires_grad_() for t in tensors]
     query, key, value = tensors
-    form = dot_attention.form(query, key, value, scale=0.1, band=band, request=request_name)
+    form = dot_form.form(query, key, value, scale=0.1, band=band, request=request_name)
     result = dot_attention.with_request(query, key, value, form, Limits(), True, rows(request_name, 301))
     assert result is not None
     assert result.requested is not None
@@ -303,7 +303,7 @@ def test_more_rows_and_keys_than_a_block(
 def test_the_number_of_threads_changes_nothing(dtype: torch.dtype, request_name: str) -> None:
     torch.manual_seed(2)
     query, key, value = (torch.randn(1, heads, 201, 32).to(dtype).requires_grad_() for heads in (4, 2, 2))
-    form = dot_attention.form(query, key, value, scale=0.3, band=(-50, 0), request=request_name)
+    form = dot_form.form(query, key, value, scale=0.3, band=(-50, 0), request=request_name)
     before, found = torch.get_num_threads(), []
     for threads in (1, 3):
         torch.set_num_threads(threads)
@@ -339,7 +339,7 @@ def test_gradients_of_keys_that_several_heads_share(
     tensors = [torch.randn(batch, *shape).to(dtype).requires_grad_() for shape in shapes]
     doubles = [t.detach().double().requires_grad_() for t in tensors]
     query, key, value = tensors
-    form = dot_attention.form(query, key, value, scale=0.1, band=band)
+    form = dot_form.form(query, key, value, scale=0.1, band=band)
     output = dot_attention.attention(query, key, value, form, Limits(), True)
     assert output is not None
     distance = torch.arange(keys) - torch.arange(queries)[:, None]
@@ -367,7 +367,7 @@ def test_second_derivatives(call: str, request_name: str) -> None:
         limits = limits._replace(bias=limits.bias.nan_to_num(-math.inf, neginf=-math.inf))
     tensors = drawn(5, 3, QUERIES, torch.float32, False)
     options = {"scale": 0.3, "request": request_name, **options}
-    form = dot_attention.form(tensors[0], tensors[1], tensors[2], **options)
+    form = dot_form.form(tensors[0], tensors[1], tensors[2], **options)
     leaves, doubles = [t.requires_grad_() for t in tensors], [t.detach().double().requires_grad_() for t in tensors]
     chosen = rows(request_name, QUERIES)
     result = dot_attention.with_request(leaves[0], leaves[1], leaves[2], form, limits, learning=True, rows=chosen)
@@ -404,7 +404,7 @@ def dropped(dtype: torch.dtype, queries: int, seed: int, probability: float = 0.
     """Return the dropout factor of each weight, computed from the output for one-hot values and equal scores."""
     query, key = torch.zeros(BATCH, 2 * GROUP, queries, 8, dtype=dtype), torch.zeros(BATCH, 2, KEYS, 8, dtype=dtype)
     value = torch.eye(KEYS, dtype=dtype).expand(BATCH, 2, KEYS, KEYS).contiguous()
-    form = dot_attention.form(query, key, value, scale=1.0, dropout=probability)
+    form = dot_form.form(query, key, value, scale=1.0, dropout=probability)
     output = dot_attention.attention(query, key, value, form, Limits(), learning=False, seed=seed)
     assert output is not None
     return torch.where(output.double() > 0, 1 / (1 - probability), 0.0)
@@ -429,7 +429,7 @@ def test_the_share_of_dropped_weights(probability: float) -> None:
 def test_what_is_dropped_depends_on_the_seed_alone() -> None:
     factors = dropped(torch.float32, QUERIES, SEED)
     assert torch.equal(factors, dropped(torch.bfloat16, QUERIES, SEED))
-    assert torch.equal(factors, dot_attention.dropout_factors((BATCH, 2 * GROUP, QUERIES, KEYS), 0.3, SEED).double())
+    assert torch.equal(factors, dot_formula.dropout_factors((BATCH, 2 * GROUP, QUERIES, KEYS), 0.3, SEED).double())
     assert not torch.equal(factors, dropped(torch.float32, QUERIES, SEED + 1))
 
 
@@ -445,7 +445,7 @@ def test_dropout(call: str, queries: int, dtype: torch.dtype) -> None:
         limits = limits._replace(query_ids=limits.query_ids[:, :queries].contiguous())
     tensors = [t.requires_grad_() for t in drawn(20, 24, queries, dtype, False)]
     options = {"scale": 0.3, "request": "weights", "dropout": 0.3, **options}
-    form = dot_attention.form(tensors[0], tensors[1], tensors[2], **options)
+    form = dot_form.form(tensors[0], tensors[1], tensors[2], **options)
     result = dot_attention.with_request(tensors[0], tensors[1], tensors[2], form, limits, learning=True, seed=SEED)
     assert result is not None
     assert result.requested is not None
@@ -467,7 +467,7 @@ def test_dropout(call: str, queries: int, dtype: torch.dtype) -> None:
 def test_second_derivatives_of_dropout() -> None:
     leaves = [t.requires_grad_() for t in drawn(5, 3, QUERIES, torch.float32, False)]
     doubles = [t.detach().double().requires_grad_() for t in leaves]
-    form = dot_attention.form(leaves[0], leaves[1], leaves[2], scale=0.3, dropout=0.3)
+    form = dot_form.form(leaves[0], leaves[1], leaves[2], scale=0.3, dropout=0.3)
     output = dot_attention.attention(leaves[0], leaves[1], leaves[2], form, Limits(), learning=True, seed=SEED)
     assert output is not None
     weights = exact(doubles, {}, Limits())[1] * dropped(torch.float32, QUERIES, SEED)

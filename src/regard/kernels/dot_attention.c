@@ -32,8 +32,8 @@ enum { SOFTMAX, SIGMOID, SPARSEMAX, ENTMAX, HARD, POWER };
  * the queries, the entropy -sum w ln w of each query, or the weights of some queries. */
 enum { NOTHING, ALL_WEIGHTS, RECEIVED, ENTROPY, SOME_ROWS };
 
-/* Sizes, strides and options that all calls with one signature share. Python passes them as an array of `long` in the
- * order of these fields. */
+/* Sizes, strides and options that all calls with one signature share. Python passes them as an array of numbers of
+ * eight bytes in the order of these fields. */
 typedef struct {
     long batch, heads, kv_heads, queries, keys, size, value_size, half, normalizer;
     long banded_low, low, banded_high, high; /* query i attends only keys j with low <= j - i <= high */
@@ -42,11 +42,42 @@ typedef struct {
     long query_ids, key_ids;                    /* strides of the segment ids along the batch axis */
     long offset;                                /* `slopes` multiply the distances |i + offset - j| */
     long request, rows; /* what a call returns beside the output (NOTHING, ...); for SOME_ROWS, the number of rows */
+    double scale, softcap, shift, alpha;
+    double dropout; /* the probability with which a weight is replaced by 0 in the sum of the values */
 } shape;
+
+/* What changes from call to call: the inputs, or null, the seed of dropout and the number of threads. The structs
+ * `outputs` and `gradients` follow it in memory. Python packs the fields in this order. */
+typedef struct {
+    const char *query, *key, *value;
+    const long *lengths, *query_ids, *key_ids;
+    const float *bias, *slopes;
+    const unsigned char *allowed;
+    const long *place_of;
+    uint64_t seed;
+    long threads;
+} inputs;
+
+typedef struct {
+    inputs in;
+    char *output;
+    float *requested, *log_prob;
+    long *index;
+} outputs;
+
+typedef struct {
+    inputs in;
+    const char *change;
+    long change_strides[3];
+    const float *drequested;
+    char *dquery, *dkey, *dvalue;
+    float *dscores;
+} gradients;
 
 typedef struct {
     const shape *s;
-    const char *query, *key, *value, *change; /* `change`: gradient of the output, contiguous */
+    const char *query, *key, *value, *change; /* `change`: gradient of the output */
+    const long *change_strides;               /* strides of the axes batch, head and token */
     const long *lengths, *query_ids, *key_ids;
     long *ranges; /* (batch or 1, queries, 2): the range of keys with the segment id of each query, or null */
     const float *bias, *slopes;
@@ -570,6 +601,11 @@ static const float *rows_of(const char *from, long stride, long half, long rows,
 
 static long bytes(const shape *s) { return s->half ? 2 : 4; }
 
+/* Returns the gradient of the output of a query. */
+static const char *change_of(const call *c, long b, long h, long row) {
+    return slice(c->change, c->change_strides, c->s->half, b, h) + row * c->change_strides[2] * bytes(c->s);
+}
+
 /* HARD: writes, for each row of a block, the value of its best key, or zeros if the row attends no key. The weights in
  * `scores` are one-hot. */
 static void pick(const call *c, const block *at, const float *scores, long width, const float *values, long stride,
@@ -926,8 +962,8 @@ static void backward_unit(const call *c, long unit) {
         long count = at.last - at.first, columns = whole(count), z = b * s->heads + h;
         const char *given = slice(c->query, s->query, half, b, h) + row * s->query[2] * bytes(s);
         const float *q = rows_of(given, s->query[2], half, at.rows, size, wide, query_copy, &query_row);
-        given = c->change + (z * s->queries + row) * e * bytes(s);
-        const float *d = rows_of(given, e, half, at.rows, e, out, change_copy, &change_row);
+        const float *d = rows_of(change_of(c, b, h, row), c->change_strides[2], half, at.rows, e, out, change_copy,
+                                 &change_row);
         multiply(at.rows, columns, size, q, query_row, 1, kt + shift * size, PANEL, size * PANEL, p, width, 0);
         multiply(at.rows, columns, e, d, change_row, 1, vt + shift * e, PANEL, e * PANEL, ds, width, 0);
         for (long i = 0; i < at.rows; i++)
@@ -964,10 +1000,10 @@ static void backward_few(const call *c, long unit) {
     const float *k = rows_of(keys, s->key[2], half, n, size, wide, key_copy, &key_row);
     const float *v = rows_of(values, s->value[2], half, n, e, e, value_copy, &value_row);
     for (long t = own.from; t < own.to; t++) {
-        long h = own.g * group + t, z = b * s->heads + h, r = (t - own.from) * queries;
+        long h = own.g * group + t, r = (t - own.from) * queries;
         block at = block_of(c, b, h, 0, queries, first);
         load(slice(c->query, s->query, half, b, h), s->query[2], half, queries, size, q + r * wide, wide);
-        load(c->change + z * queries * e * bytes(s), e, half, queries, e, change + r * out, out);
+        load(change_of(c, b, h, 0), c->change_strides[2], half, queries, e, change + r * out, out);
         score_rows(queries, q + r * wide, wide, k, key_row, n, size, p + r * width, width);
         score_rows(queries, change + r * out, out, v, value_row, n, e, ds + r * width, width);
         for (long i = 0; i < queries; i++)
@@ -1108,11 +1144,11 @@ static void backward_half(const call *c, long unit) {
             at.first = all.first + shift;
             long count = at.last - at.first, columns = in_tiles(count, 32) * 32;
             const uint16_t *rows = (const uint16_t *)slice(c->query, s->query, 1, b, h) + row * s->query[2];
-            const uint16_t *given = (const uint16_t *)c->change + (z * s->queries + row) * e;
+            const uint16_t *given = (const uint16_t *)change_of(c, b, h, row);
             copy_rows(rows, s->query[2], at.rows, size, q, deep);
             turn_block(rows, s->query[2], at.rows, size, qt + u * BLOCK, turned);
-            copy_rows(given, e, at.rows, e, change, deep_out);
-            turn_block(given, e, at.rows, e, change_t + u * BLOCK, turned);
+            copy_rows(given, c->change_strides[2], at.rows, e, change, deep_out);
+            turn_block(given, c->change_strides[2], at.rows, e, change_t + u * BLOCK, turned);
             multiply_tiles(m, columns / 16, deep / 32, q, deep, kt + shift * deep / 2, deep / 32, p, line, 0);
             multiply_tiles(m, columns / 16, deep_out / 32, change, deep_out, vt + shift * deep_out / 2, deep_out / 32,
                            ds, line, 0);
@@ -1195,52 +1231,48 @@ int regard_dot_outruns_torch(void) {
 #endif
 }
 
+/* Returns the description of a call without its results. */
+static call call_of(const shape *s, const inputs *in, int *bad) {
+    call c = {.s = s, .query = in->query, .key = in->key, .value = in->value, .lengths = in->lengths,
+              .query_ids = in->query_ids, .key_ids = in->key_ids, .bias = in->bias, .slopes = in->slopes,
+              .allowed = in->allowed, .place_of = in->place_of, .scale = (float)s->scale,
+              .softcap = (float)s->softcap, .shift = (float)s->shift, .alpha = (float)s->alpha, .dropout = s->dropout,
+              .seed = in->seed, .parts = 1, .bad = bad};
+    return c;
+}
+
 /* The forward pass. Returns 1 if a number was not finite or a length is out of range, and else 0. */
-int regard_dot_attention(const shape *s, const void *query, const void *key, const void *value, const long *lengths,
-                         const long *query_ids, const long *key_ids, const float *bias, const float *slopes,
-                         const unsigned char *allowed, const long *place_of, void *output, float *requested,
-                         float *log_prob, long *index, double scale, double softcap, double shift, double alpha,
-                         double dropout, uint64_t seed, long threads) {
+int regard_dot_attention(const shape *s, const outputs *to) {
     int bad = 0;
-    call c = {.s = s, .query = query, .key = key, .value = value, .lengths = lengths, .query_ids = query_ids,
-              .key_ids = key_ids, .bias = bias, .slopes = slopes, .allowed = allowed, .place_of = place_of,
-              .output = output, .requested = requested, .log_prob = log_prob, .index = index, .scale = (float)scale,
-              .softcap = (float)softcap, .shift = (float)shift, .alpha = (float)alpha, .dropout = dropout,
-              .seed = seed, .parts = 1, .bad = &bad};
-    for (long b = 0; lengths && b < s->batch; b++)
-        if (lengths[b] < 0 || lengths[b] > s->keys) return 1;
+    call c = call_of(s, &to->in, &bad);
+    c.output = to->output, c.requested = to->requested, c.log_prob = to->log_prob, c.index = to->index;
+    for (long b = 0; c.lengths && b < s->batch; b++)
+        if (c.lengths[b] < 0 || c.lengths[b] > s->keys) return 1;
     find_ranges(&c);
     long slices = s->batch * s->heads;
     /* The number of parts depends only on the shape, so that the result does not depend on the number of threads. */
     while (slices * c.parts < UNITS && c.parts * BLOCK < s->queries) c.parts++;
     int combined = s->request == RECEIVED && c.parts > 1;
     if (combined) c.sums = extend(&results, (size_t)(slices * c.parts * s->keys));
-    run(&c, slices * c.parts, threads, s->half ? forward_half : forward_unit);
+    run(&c, slices * c.parts, to->in.threads, s->half ? forward_half : forward_unit);
     for (long z = 0; combined && z < slices; z++) combine_received(&c, z);
     trim(&results);
     free(c.ranges);
     return bad;
 }
 
-void regard_dot_gradients(const shape *s, const void *query, const void *key, const void *value, const long *lengths,
-                          const long *query_ids, const long *key_ids, const float *bias, const float *slopes,
-                          const unsigned char *allowed, const long *place_of, const void *change,
-                          const float *drequested, void *dquery, void *dkey, void *dvalue, float *dscores,
-                          double scale, double softcap, double shift, double alpha, double dropout, uint64_t seed,
-                          long threads) {
+void regard_dot_gradients(const shape *s, const gradients *to) {
     int bad = 0;
-    call c = {.s = s, .query = query, .key = key, .value = value, .lengths = lengths, .query_ids = query_ids,
-              .key_ids = key_ids, .bias = bias, .slopes = slopes, .allowed = allowed, .place_of = place_of,
-              .change = change, .drequested = drequested, .dscores = dscores, .dquery = dquery, .dkey = dkey, .dvalue = dvalue,
-              .scale = (float)scale, .softcap = (float)softcap, .shift = (float)shift, .alpha = (float)alpha,
-              .dropout = dropout, .seed = seed, .parts = 1, .bad = &bad};
+    call c = call_of(s, &to->in, &bad);
+    c.change = to->change, c.change_strides = to->change_strides, c.drequested = to->drequested;
+    c.dquery = to->dquery, c.dkey = to->dkey, c.dvalue = to->dvalue, c.dscores = to->dscores;
     find_ranges(&c);
     long slices = s->batch * s->kv_heads, blocks = s->heads / s->kv_heads * ((s->queries + BLOCK - 1) / BLOCK);
     while (slices * c.parts < UNITS && (c.parts + 1) * LEAST <= blocks) c.parts++;
     if (c.parts > 1) c.sums = extend(&results, (size_t)(slices * c.parts) * sums_of_unit(s));
     int few = s->heads / s->kv_heads * s->queries <= FEW;
-    run(&c, slices * c.parts, threads, few ? backward_few : s->half ? backward_half : backward_unit);
-    if (c.parts > 1) run(&c, slices * c.parts, threads, combine);
+    run(&c, slices * c.parts, to->in.threads, few ? backward_few : s->half ? backward_half : backward_unit);
+    if (c.parts > 1) run(&c, slices * c.parts, to->in.threads, combine);
     trim(&results);
     free(c.ranges);
 }

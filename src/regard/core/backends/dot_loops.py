@@ -26,8 +26,8 @@ from regard.core.requests import Entropy, Full, Received, Request, Rows, Top, To
 from regard.core.scores import Bilinear, Cosine, Dot, ScaledDot, ScaledProduct, Score
 from regard.core.spans import all_of
 from regard.core.transforms import eager, resolved
-from regard.kernels import dot_attention
-from regard.kernels.dot_attention import NO_LIMITS, Limits
+from regard.kernels import dot_attention, dot_form
+from regard.kernels.dot_form import NO_LIMITS, Form, Limits
 
 KERNEL = "compiled loops"
 # Numbers of keys up to which the loops are as fast as torch's kernels or operations: `_LONGEST` in general; `_SKIPPED`
@@ -236,11 +236,12 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
     query, key = (problem.query, problem.key) if product is None else (product.query, product.key)
     if query.stride(-1) != 1 or key.stride(-1) != 1:
         return None
-    single = query.ndim == 3  # the tensors are (heads, length, size): one sequence, without a batch axis
-    tensors = [t.unsqueeze(0) if single else t for t in (query, key, problem.value)]
-    form = _form(problem, tensors[0], tensors[1], tensors[2], product)
+    form = _form(problem, query, key, problem.value, product)
     rules, others = _rules(problem.mask)
     free = problem.bias is None and not others and set(rules) <= {Band}
+    plain = problem.request is None and not isinstance(problem.normalize, Hard) and problem.dropout == 0.0
+    if product is None and free and plain:
+        return dot_attention.repeated(form, learning)
     limits, masked, strides = functools.partial(_limits, problem.shape), problem.masked, (query.stride(), key.stride())
     queries, dropping, run = problem.shape[-2], problem.dropout > 0.0, dot_attention.attention
     if problem.request is not None or isinstance(problem.normalize, Hard):
@@ -250,15 +251,12 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
         query: Tensor, key: Tensor, value: Tensor, mask: Any, bias: Any, request: Request | None, generator: Any
     ) -> Any:
         nonlocal form
-        more = (dot_attention.rows(request.positions(queries).cpu(), queries),) if type(request) is Rows else ()
+        more = (dot_form.rows(request.positions(queries).cpu(), queries),) if type(request) is Rows else ()
         seed = _seed(generator) if dropping else 0
         restricted = NO_LIMITS if free else limits(mask, bias)
         if not form.complete:
-            form = dot_attention.completed(form, restricted)
-        if not single:
-            return run(query, key, value, form, restricted, learning, *more, seed=seed)
-        lifted = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
-        return _first(run(*lifted, form, restricted, learning, *more, seed=seed))
+            form = form.completed(restricted)
+        return run(query, key, value, form, restricted, learning, *more, seed=seed)
 
     if product is None:
 
@@ -286,13 +284,11 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
     return by_product
 
 
-def _form(
-    problem: Problem, query: Tensor, key: Tensor, value: Tensor, product: ScaledProduct | None
-) -> dot_attention.Form:
+def _form(problem: Problem, query: Tensor, key: Tensor, value: Tensor, product: ScaledProduct | None) -> Form:
     """Return what the C code must know of a call besides its tensors; `product` is the score as a dot product."""
     score, normalize, bias, band = problem.score, problem.normalize, problem.bias, _rules(problem.mask)[0].get(Band)
     scaled = isinstance(score, ScaledDot)
-    return dot_attention.form(
+    return dot_form.form(
         query,
         key,
         value,
@@ -306,13 +302,6 @@ def _form(
         alpha=normalize.alpha if isinstance(normalize, Entmax) else 2.0,
         dropout=problem.dropout,
     )
-
-
-def _first(results: Any) -> Any:
-    """Return the results without the batch axis, which was added to a call with one sequence."""
-    if results is None or isinstance(results, Tensor):
-        return None if results is None else results.squeeze(0)
-    return dot_attention.Results._make(None if tensor is None else tensor.squeeze(0) for tensor in results)
 
 
 def _seed(generator: torch.Generator | None) -> int:
