@@ -49,6 +49,29 @@ def test_scores(shape: tuple[int, int, int, int, float]) -> None:
     assert ((found.double() - true).abs() <= limit).all()
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["a weight for each slice", "one weight"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_scores_in_one_call(shape: tuple[int, int, int, int, float], shared: bool) -> None:
+    """With 5 rows and 67 columns, each tanh is computed by itself; with 37 and 41, by exponentials."""
+    query, key, weight, _, near = operands(shape)
+    weight = weight[0] if shared else weight
+    hidden = torch.tanh(query.double().unsqueeze(-2) + key.double().unsqueeze(-3))
+    by = weight.double().expand(shape[0], -1)[:, None, None]
+    found = pair_loops.all_scores(query, key, weight, reach=43.0, near=2.0)
+    assert found is not None
+    least = 0 if near else weight.abs().sum(-1).max()
+    limit = 6e-7 * (hidden.abs() * by.abs()).sum(-1).clamp_min(least)
+    assert ((found.double() - (hidden * by).sum(-1)).abs() <= limit).all()
+
+
+@pytest.mark.parametrize("number", [50.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("place", [0, 1], ids=["query", "key"])
+def test_numbers_beyond_the_reach_of_exponentials_are_refused(place: int, number: float) -> None:
+    given = [torch.zeros(1, 20, 8), torch.zeros(1, 30, 8)]
+    given[place][0, 7, 3] = number
+    assert pair_loops.all_scores(given[0], given[1], torch.ones(8), reach=43.0, near=2.0) is None
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_sums_of_gradients(shape: tuple[int, int, int, int, float]) -> None:
     query, key, _, change, near = operands(shape)

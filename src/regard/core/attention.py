@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.core import dispatch, recompute, sharding, torch_names
-from regard.core.backends import blocked, dot_loops, reference, sdpa
+from regard.core.backends import additive, blocked, dot_loops, reference, sdpa
 from regard.core.backends.block_grid import grid, values_unavailable
 from regard.core.biases import Bias
 from regard.core.dispatch import BACKENDS, Backend, stored
@@ -205,11 +205,11 @@ def explain(
         others = {name: other.refuses(problem) for name, other in BACKENDS.items() if other is not chosen}
         refused = {name: reason or "another backend was asked for" for name, reason in others.items()}
     flops, working_bytes = _flops(problem), chosen.working_bytes(problem)
-    if _second_pass(problem, chosen.name):
+    compiled = backend == "auto" and dot_loops.serves(problem)
+    if not compiled and _second_pass(problem, chosen.name):
         rows, queries = recompute.rows_requested(problem), problem.shape[-2]
         flops += _flops(replace(problem, value=problem.value[..., :0])) * rows // max(1, queries)
         working_bytes = max(working_bytes, recompute.working_bytes(problem))
-    compiled = backend == "auto" and dot_loops.serves(problem)
     return Plan(chosen.name, refused, flops, working_bytes, dot_loops.KERNEL if compiled else chosen.kernel(problem))
 
 
@@ -256,7 +256,7 @@ def _second_pass(problem: Problem, name: str) -> bool:
     if problem.request is None or name == reference.NAME:
         return False
     if not isinstance(problem.request, LogSumExp):
-        return True
+        return not (name == additive.NAME and additive.gives_weights(problem))
     if problem.device.type != "cpu":
         return name != blocked.NAME
     return name == sdpa.NAME and problem.bias is not None

@@ -29,8 +29,9 @@
  * gives the key with the largest score the weight 1; it has no backward pass. */
 enum { SOFTMAX, SIGMOID, SPARSEMAX, ENTMAX, HARD, POWER };
 /* What a call returns beside the output, in this order: nothing, all attention weights w, the sums of the weights over
- * the queries, the entropy -sum w ln w of each query, or the weights of some queries. */
-enum { NOTHING, ALL_WEIGHTS, RECEIVED, ENTROPY, SOME_ROWS };
+ * the queries, the entropy -sum w ln w of each query, the weights of some queries, or ln sum exp(score) of each query
+ * (with SOFTMAX only). */
+enum { NOTHING, ALL_WEIGHTS, RECEIVED, ENTROPY, SOME_ROWS, LOG_SUM_EXP };
 
 /* Sizes, strides and options that all calls with one signature share. Python passes them as an array of numbers of
  * eight bytes in the order of these fields. */
@@ -85,8 +86,8 @@ typedef struct {
     char *output, *dquery, *dkey, *dvalue; /* gradients of query, key, value: contiguous */
     float *dscores; /* (batch, heads, queries, keys): gradient of the scores, if the bias has a gradient, or null */
     float *requested; /* ALL_WEIGHTS (batch, heads, queries, keys), RECEIVED (batch, heads, keys),
-                         ENTROPY (batch, heads, queries), SOME_ROWS (batch, heads, rows, keys) */
-    const float *drequested; /* gradient of `requested` */
+                         ENTROPY and LOG_SUM_EXP (batch, heads, queries), SOME_ROWS (batch, heads, rows, keys) */
+    const float *drequested; /* gradient of `requested`, or null */
     const long *place_of;    /* for SOME_ROWS: the index of each query among the requested rows, or -1 */
     float *log_prob; /* HARD: (batch, heads, queries), the log-probability of the best key of each query */
     long *index;     /* HARD: (batch, heads, queries), the index of the best key of each query */
@@ -424,6 +425,13 @@ static void drop(const call *c, const block *at, long i, long width, float *numb
     }
 }
 
+/* LOG_SUM_EXP: writes ln sum exp(score) of query i in the forward pass, given the largest score and the sum of
+ * exp(score - largest). */
+static void give_log_sum(const call *c, const block *at, long i, float big, float total) {
+    if (c->s->request == LOG_SUM_EXP && c->requested)
+        c->requested[(at->b * c->s->heads + at->h) * c->s->queries + i] = big + logf(total);
+}
+
 /* Sets the weights of a row that attends no key to 0. Returns whether the n products of its query with keys were
  * finite: a NaN or infinity in the query would make the gradients of these keys NaN. */
 static int clear(float *scores, long n, long width) {
@@ -445,6 +453,7 @@ static int weigh(const call *c, const block *at, long i, long width, float *scor
     int wrong = 0;
     attended(c, at->b, i, &from, &to);
     if (from == to) {
+        give_log_sum(c, at, i, -INFINITY, 1.0f);
         if (slope) memset(slope, 0, (size_t)width * sizeof(float));
         return clear(scores, n, width);
     }
@@ -509,6 +518,7 @@ static int weigh(const call *c, const block *at, long i, long width, float *scor
         return !wrong;
     }
     if (big == -INFINITY) {
+        give_log_sum(c, at, i, -INFINITY, 1.0f);
         memset(scores, 0, (size_t)width * sizeof(float));
         return !wrong;
     }
@@ -534,6 +544,7 @@ static int weigh(const call *c, const block *at, long i, long width, float *scor
         STORE(scores + x, p);
         total = ADD(total, p);
     }
+    give_log_sum(c, at, i, big, sum(total));
     vec by = ALL(1.0f / sum(total));
     for (long x = 0; x < width; x += LANES) STORE(scores + x, MUL(LOAD(scores + x), by));
     return !wrong;
@@ -554,7 +565,10 @@ static int weigh_simply(const call *c, const block *at, long i, long width, floa
     attended(c, at->b, i, &from, &to);
     from -= at->first, to -= at->first;
     *by = 0.0f;
-    if (from == to) return clear(scores, at->last - at->first, width);
+    if (from == to) {
+        give_log_sum(c, at, i, -INFINITY, 1.0f);
+        return clear(scores, at->last - at->first, width);
+    }
     long start = from / LANES * LANES, stop = least(width, whole(to));
     if (c->ranges) /* a key that no query attends may lie in the block: if it is not finite, gradients would be NaN */
         for (long x = 0, n = at->last - at->first; x < n; x += LANES)
@@ -578,6 +592,7 @@ static int weigh_simply(const call *c, const block *at, long i, long width, floa
         STORE(scores + x, p);
         total = ADD(total, p);
     }
+    give_log_sum(c, at, i, big, sum(total));
     *by = 1.0f / sum(total);
     return !ANY_NAN(check) && big < INFINITY;
 }
@@ -638,6 +653,7 @@ static void give(const call *c, long unit, const block *at, long count, const fl
                  const float *by) {
     const shape *s = c->s;
     long z = at->b * s->heads + at->h, keys = s->keys, columns = whole(count);
+    if (s->request == LOG_SUM_EXP) return; /* `give_log_sum` has written it */
     if (s->request == RECEIVED) {
         float *to = received_of(c, unit) + at->first;
         for (long x = 0; x < columns; x += LANES) {
@@ -681,25 +697,28 @@ static void combine_received(const call *c, long z) {
 }
 
 /* Adds the contribution of the requested result (weights, their sums or the entropy) to the gradients `changes` of the
- * weights w of query i, for `count` keys from at->first on. */
-static void add_requested(const call *c, const block *at, long i, long count, const float *w, float *changes) {
+ * weights w of query i, for `count` keys from at->first on. Returns the gradient of ln sum exp(score), or 0: it is added
+ * to the gradients of the scores, weighted by w, by `differentiate`. */
+static float add_requested(const call *c, const block *at, long i, long count, const float *w, float *changes) {
     const shape *s = c->s;
     long z = at->b * s->heads + at->h, place = z * s->queries + i;
+    if (s->request == LOG_SUM_EXP) return c->drequested[place];
     if (s->request == ENTROPY) {
         vec by = ALL(-c->drequested[place]), least_weight = ALL(LEAST_NORMAL);
         for (long x = 0; x < whole(count); x += LANES) {
             vec y = LOAD(w + x), slope = ADD(logarithm(MAX(y, least_weight)), ALL(1.0f));
             STORE(changes + x, ADD(LOAD(changes + x), ABOVE(y, ALL(0.0f), MUL(by, slope))));
         }
-        return;
+        return 0.0f;
     }
     if (s->request == RECEIVED) place = z;
     if (s->request == SOME_ROWS) {
-        if (c->place_of[i] < 0) return;
+        if (c->place_of[i] < 0) return 0.0f;
         place = z * s->rows + c->place_of[i];
     }
     const float *given = c->drequested + place * s->keys + at->first;
     for (long x = 0; x < count; x++) changes[x] += given[x];
+    return 0.0f;
 }
 
 /* Computes the output, and the requested result, of one unit of the forward pass: of all or a part of the rows of a
@@ -793,9 +812,10 @@ static inline vec slope_of(const call *c, vec w) {
     }
 }
 
-/* Replaces the gradients of a row's weights, in `changes`, by the gradients of its scores. A masked pair has weight 0,
- * and the gradient of its score is 0 even if the gradient of the weight is NaN. */
-static void differentiate(const call *c, const float *weights, float *changes, long width) {
+/* Replaces the gradients of a row's weights, in `changes`, by the gradients of its scores; `log_sum` is the gradient of
+ * ln sum exp(score). A masked pair has weight 0, and the gradient of its score is 0 even if the gradient of the weight
+ * is NaN. */
+static void differentiate(const call *c, const float *weights, float *changes, long width, float log_sum) {
     long normalizer = c->s->normalizer;
     vec delta = ALL(0.0f), count = ALL(0.0f);
     for (long x = 0; x < width && normalizer != SIGMOID; x += LANES) {
@@ -805,6 +825,7 @@ static void differentiate(const call *c, const float *weights, float *changes, l
     }
     float total = sum(count);
     if (normalizer != SIGMOID) delta = ALL(total > 0.0f ? sum(delta) / (normalizer == SOFTMAX ? 1.0f : total) : 0.0f);
+    delta = ADD(delta, ALL(-log_sum));
     for (long x = 0; x < width; x += LANES) {
         vec w = LOAD(weights + x), y = ADD(LOAD(changes + x), MUL(delta, ALL(-1.0f)));
         STORE(changes + x, ABOVE(w, ALL(0.0f), MUL(slope_of(c, w), y)));
@@ -817,14 +838,15 @@ static void multiply_row(float *numbers, long width, float by) {
 }
 
 /* Multiplies the exponentials from `weigh_simply` by their inverse sum `by`, which gives the weights, and replaces the
- * gradients of the weights, in `changes`, by the gradients of the products. `factor` is the scale of the scores. */
-static void differentiate_simply(float *weights, float *changes, long width, float by, float factor) {
+ * gradients of the weights, in `changes`, by the gradients of the products. `factor` is the scale of the scores, and
+ * `log_sum` the gradient of ln sum exp(score). */
+static void differentiate_simply(float *weights, float *changes, long width, float by, float factor, float log_sum) {
     vec delta = ALL(0.0f), scale = ALL(by);
     for (long x = 0; x < width; x += LANES) {
         vec w = LOAD(weights + x);
         delta = ADD(delta, ABOVE(w, ALL(0.0f), MUL(w, LOAD(changes + x))));
     }
-    delta = ALL(sum(delta) * by);
+    delta = ALL(sum(delta) * by - log_sum);
     for (long x = 0; x < width; x += LANES) {
         vec w = MUL(LOAD(weights + x), scale), y = FNMA(delta, ALL(1.0f), LOAD(changes + x));
         STORE(weights + x, w);
@@ -839,22 +861,23 @@ static void gradients_of_row(const call *c, const block *at, long i, long column
                              float *changes, float *slope) {
     const shape *s = c->s;
     long count = at->last - at->first;
+    float log_sum = 0.0f;
     if (c->dropout > 0.0) drop(c, at, i, columns, changes);
     if (simple) {
         float by;
         weigh_simply(c, at, i, columns, weights, &by);
         if (c->drequested) {
             multiply_row(weights, columns, by);
-            add_requested(c, at, i, count, weights, changes);
+            log_sum = add_requested(c, at, i, count, weights, changes);
             by = 1.0f;
         }
-        differentiate_simply(weights, changes, columns, by, c->scale);
+        differentiate_simply(weights, changes, columns, by, c->scale, log_sum);
         if (c->dropout > 0.0) drop(c, at, i, columns, weights);
         return;
     }
     weigh(c, at, i, columns, weights, slope);
-    if (c->drequested) add_requested(c, at, i, count, weights, changes);
-    differentiate(c, weights, changes, columns);
+    if (c->drequested) log_sum = add_requested(c, at, i, count, weights, changes);
+    differentiate(c, weights, changes, columns, log_sum);
     if (c->dropout > 0.0) drop(c, at, i, columns, weights);
     if (c->dscores) {
         long place = ((at->b * s->heads + at->h) * s->queries + i) * s->keys;

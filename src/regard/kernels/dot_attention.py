@@ -7,7 +7,8 @@ kernels and separate operations spend most of their time outside of the matrix p
 `regard.core.backends.reference`.
 
 The same loops compute what a call requests beside the output: all attention weights, the weights of some queries, the
-sums of the weights over the queries, or the entropy of each query. Only the request of all weights stores all weights.
+sums of the weights over the queries, the entropy or the log-sum-exp of each query. Only the request of all weights
+stores all weights.
 """
 
 import ctypes
@@ -33,7 +34,7 @@ class Results(NamedTuple):
     """The output (b, h, q, e), the requested result and, with `hard`, the log-probability and index of the best keys.
 
     `requested` is in float32. Its shape depends on the request: (b, h, q, k) for weights, (b, h, k) for received,
-    (b, h, q) for entropy and (b, h, r, k) for rows. All lack the batch axis if query, key and value do.
+    (b, h, q) for entropy and logsumexp, and (b, h, r, k) for rows. All lack the batch axis if query, key and value do.
     """
 
     output: Tensor
@@ -168,7 +169,7 @@ def _new_request(query: Tensor, call: _Call) -> Tensor | None:
     (*lead, queries), keys = form.shape[:-1], form.keys
     if form.request == "nothing":
         return None
-    if form.request == "entropy":
+    if form.request in ("entropy", "logsumexp"):
         return _floats(query, *lead, queries)
     if form.request == "received":
         return _floats(query, *lead, keys)

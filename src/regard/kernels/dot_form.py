@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# Numbers of multiplications, and of entries of key and value, from which on a call uses several threads.
-_PARALLEL, _PARALLEL_KEYS = 2**20, 2**18
+# Numbers of multiplications, and of entries of key and value, from which on a call uses several threads. A call with
+# few queries (FEW in C) takes about twice as long for each multiplication.
+_PARALLEL, _PARALLEL_KEYS, _FEW = 2**20, 2**18, 8
 # Constants of the normalisers in C. `hard` gives the key with the largest score the weight 1; it has no gradients.
 # `entmax` is entmax with α = 1.5, and `power` is entmax with any 1 < α ≤ 2.
 _NORMALIZERS = {"softmax": 0, "sigmoid": 1, "sparsemax": 2, "entmax": 3, "hard": 4, "power": 5}
-_REQUESTS = {"nothing": 0, "weights": 1, "received": 2, "entropy": 3, "rows": 4}
+_REQUESTS = {"nothing": 0, "weights": 1, "received": 2, "entropy": 3, "rows": 4, "logsumexp": 5}
 # Indices in `Form.numbers`: of the strides of `query`, `bias` and `query_ids`, and of the request.
 _QUERY, _BIAS, _IDS, _REQUEST = 13, 25, 33, 36
 
@@ -126,8 +127,8 @@ def form(
 
     The tensors may lack the batch axis. Scores are scale · q · k + shift, or softcap · tanh(scale · q · k / softcap) +
     shift if `softcap` is above 0. With the band (low, high), query i attends only keys j with low ≤ j − i ≤ high. The
-    request is one of nothing, weights, received, entropy and rows. Only the normaliser "power" uses `alpha`. `dropout`
-    must be less than 1; requested weights are those before dropout.
+    request is one of nothing, weights, received, entropy, rows and logsumexp (with softmax only). Only the normaliser
+    "power" uses `alpha`. `dropout` must be less than 1; requested weights are those before dropout.
     """
     batch = query.shape[0] if query.ndim == 4 else 1
     heads, queries, size = query.shape[-3:]
@@ -152,7 +153,7 @@ def form(
         strides[-axes:],
         (query.stride(), key.stride(), value.stride()),
         keys,
-        work >= _PARALLEL or numbers_read >= _PARALLEL_KEYS,
+        work >= _PARALLEL // (2 if queries <= _FEW else 1) or numbers_read >= _PARALLEL_KEYS,
         normalizer,
         band,
         offset,

@@ -62,10 +62,14 @@ def formula(
             weights = _on_support(scores, weights > 0, form.normalizer == "entmax")
     else:
         lowest = torch.where(allowed.any(-1, keepdim=True), -math.inf, 0.0)
-        weights = torch.softmax(torch.where(allowed, scores, lowest), -1)
+        scores = torch.where(allowed, scores, lowest)
+        weights = torch.softmax(scores, -1)
     weights = torch.where(allowed, weights, 0.0)
     summed = weights * dropout_factors(weights.shape, dropout, seed) if dropout > 0.0 else weights
-    return (summed @ value).to(query.dtype), _requested_of(weights, form.request, rows)
+    output = (summed @ value).to(query.dtype)
+    if form.request == "logsumexp":
+        return output, torch.where(allowed.any(-1), scores.logsumexp(-1), -math.inf)
+    return output, _requested_of(weights, form.request, rows)
 
 
 def _requested_of(weights: Tensor, request: str, rows: Rows | None) -> Tensor:

@@ -115,9 +115,9 @@ def working_bytes(problem: Problem) -> int:
     if problem.device.type == "cpu":
         if _native_serves(problem):
             return (8 if problem.differentiated else 4 if problem.request else 0) * math.prod(problem.shape)
-        if _whole(problem):
-            return reference.working_bytes(problem)
-        return blocked.working_bytes(problem if _logistic_serves(problem) else _exponential(problem))
+        by_blocks = not _whole(problem)
+        problem = problem if _logistic_serves(problem) else _exponential(problem)
+        return blocked.working_bytes(problem) if by_blocks else reference.working_bytes(problem)
     assert isinstance(problem.score, Additive)
     # Training also stores the gradients of the scores, and partial sums of the queries' gradients.
     if _stores_scores(problem) or _stores_weights(problem):
@@ -126,16 +126,21 @@ def working_bytes(problem: Problem) -> int:
     return (problem.query.numel() + problem.key.numel()) * columns * problem.query.element_size()
 
 
+def gives_weights(problem: Problem) -> bool:
+    """Return whether requested weights are computed together with the output, on the CPU."""
+    return problem.device.type == "cpu" and (_native_serves(problem) or _whole(problem))
+
+
 def kernel(problem: Problem) -> str:
     """Return the name of the code that runs: "exponential" or "logistic" on the CPU, or a Triton kernel on CUDA."""
     if problem.device.type == "cuda":
         return "triton decode" if _is_step(problem) else "triton additive"
     if _native_serves(problem):
-        return native_attention.form(*problem.shape[-2:])
+        return pair_loops.form(*problem.shape[-2:])
     score = quicker(problem).score
     if isinstance(score, Exponential):  # if exponentials of the inputs overflow, this score computes tanh
         built = score.build and exponential.worth_building(problem.dtype, *problem.shape[-2:])
-        return "exponential (compiled)" if built else "exponential"
+        return pair_loops.form(*problem.shape[-2:]) if built else "exponential"
     return "logistic" if isinstance(score, Logistic) else "tanh"
 
 
@@ -192,8 +197,12 @@ def _logistic_serves(problem: Problem) -> bool:
 
 def _whole(problem: Problem) -> bool:
     """Return whether the scores of all pairs are computed at once, because loops over blocks take longer."""
-    served = problem.dtype == torch.float32 and (_logistic_serves(problem) or _builds(problem))
-    return served and blocked.not_worth_it(problem) is not None
+    if problem.dtype != torch.float32:
+        return False
+    if _logistic_serves(problem):
+        return blocked.not_worth_it(problem) is not None
+    whole = isinstance(problem.request, Full) or blocked.not_worth_it(_exponential(problem)) is not None
+    return whole and _builds(problem)
 
 
 def _exponential(problem: Problem) -> Problem:

@@ -22,7 +22,7 @@ from regard.core.masks import And, Band, Dense, Mask, Padding, Segments
 from regard.core.nonfinite import harmless
 from regard.core.normalizers import Entmax, Hard, Sigmoid, Softmax, Sparsemax
 from regard.core.problem import Problem
-from regard.core.requests import Entropy, Full, Received, Request, Rows, Top, TopWeights, returned
+from regard.core.requests import Entropy, Full, LogSumExp, Received, Request, Rows, Top, TopWeights, returned
 from regard.core.scores import Bilinear, Cosine, Dot, ScaledDot, ScaledProduct, Score
 from regard.core.spans import all_of
 from regard.core.transforms import eager, resolved
@@ -54,6 +54,7 @@ _REQUESTS: dict[type, str] = {
     Received: "received",
     Entropy: "entropy",
     Rows: "rows",
+    LogSumExp: "logsumexp",
 }
 _KINDS = (Band, Padding, Segments, Dense)
 
@@ -125,7 +126,9 @@ def _short(problem: Problem) -> bool:
         stored = isinstance(problem.request, Full | TopWeights) and problem.differentiated and keys > _HALF_LONGEST
         return keys <= _OUTRUN and not (stored and reference.in_bfloat16(problem))
     in_float32 = problem.query.dtype == torch.float32
-    fused = problem.normalize.is_softmax and problem.request is None and problem.dropout == 0.0
+    totals = isinstance(problem.request, LogSumExp) and problem.bias is None  # torch's fused kernel returns them too
+    plain = (problem.request is None or totals) and problem.dropout == 0.0
+    fused = problem.normalize.is_softmax and plain
     if in_float32 and not fused:  # torch has no fused kernel on a CPU for such a call
         return keys <= _OUTRUN
     if problem.differentiated and fused and not problem.masked:

@@ -41,8 +41,13 @@ class _Scores(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, weight: Tensor, build: bool) -> Tensor:
         ctx.save_for_backward(query, key, weight)
         ctx.build = build
-        rows, columns, forms = _form(query, key, build)
-        scores = forms.scores(rows, columns, _row_weight(weight, query))
+        scores = None
+        if build and worth_building(query.dtype, query.shape[-2], key.shape[-2]):
+            one = weight.detach() if weight.ndim == 1 else _row_weight(weight, query)
+            scores = pair_loops.all_scores(_slices(query), _slices(key), one.contiguous(), REACH, NEAR)
+        if scores is None:
+            rows, columns, forms = _form(query, key, build)
+            scores = forms.scores(rows, columns, _row_weight(weight, query))
         return scores.reshape(*query.shape[:-1], key.shape[-2])
 
     @staticmethod

@@ -14,11 +14,9 @@ import torch
 from torch import Tensor
 
 from regard.kernels.additive.exponential import NEAR, REACH
-from regard.kernels.additive.pair_loops import loaded, segments
+from regard.kernels.additive.pair_loops import PARALLEL, loaded, plain, segments
 from regard.kernels.derivatives import REFERENCE, once_only
 
-_FEW = 5  # with at least this many pairs for each query and key, exponentials take less time than a tanh for each pair
-_PARALLEL = 2**16  # a call with at least this many hidden units in all pairs uses several threads
 _AGAIN = 2**24  # up to this many hidden units in all pairs, gradients can be differentiated again
 
 
@@ -62,11 +60,6 @@ def _attended(
     return results[0] if dtype == torch.float32 else results[0].to(dtype), results[1]
 
 
-def form(queries: int, keys: int) -> str:
-    """Return the name of the formula that is used for these numbers of queries and keys."""
-    return "tanh (compiled)" if queries * keys < _FEW * (queries + keys) else "exponential (compiled)"
-
-
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible, weighted: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,13 +88,12 @@ def _numbers(query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible:
     """
     batch, heads, rows, size = query.shape
     columns, high = key.shape[2], visible.high
-    plain = form(rows, columns).startswith("tanh")
     sizes = (batch * heads, rows, columns, size, value.shape[3])
-    return *sizes, high or 0, int(high is not None), weight.numel() // size, int(plain)
+    return *sizes, high or 0, int(high is not None), weight.numel() // size, int(plain(rows, columns))
 
 
 def _threads(query: Tensor, key: Tensor) -> int:
-    return torch.get_num_threads() if query.numel() * key.shape[2] >= _PARALLEL else 1
+    return torch.get_num_threads() if query.numel() * key.shape[2] >= PARALLEL else 1
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

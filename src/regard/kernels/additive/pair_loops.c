@@ -518,6 +518,25 @@ static int prepare(const float *query, const float *key, const float *weight, lo
     return 1;
 }
 
+/* Writes scores (z, q, k) for query (z, q, size), key (z, k, size) and weight (weight_rows, size). Returns 1 if a number
+ * is too large or not finite, else 0. */
+int regard_additive_scores(const float *query, const float *key, const float *weight, float *scores, long slices,
+                           long n_rows, long n_columns, long size, long weight_rows, long plain, double reach,
+                           double near, long threads) {
+    prepared made;
+    long padded = (size + LANES - 1) / LANES * LANES;
+    if (!prepare(query, key, weight, slices * n_rows, slices * n_columns, weight_rows, size, padded, plain, reach, near,
+                 &made))
+        return 1;
+    job j = {.rows = made.rows, .columns = made.columns, .third = made.weight, .first = scores, .slices = slices,
+             .n_rows = n_rows, .n_columns = n_columns, .features = padded, .segments = 1, .units = n_rows,
+             .unit_pairs = n_columns * padded, .weight_rows = weight_rows,
+             .work = plain ? plain_score_row : made.near ? near_score_row : far_score_row};
+    run(&j, threads);
+    free(made.memory);
+    return 0;
+}
+
 /* The forward pass: writes output (z, q, e), totals (z, q, 2) and, if requested, weights (z, q, k) for query
  * (z, q, size), key (z, k, size), value (z, k, e) and weight (weight_rows, size). Returns 1 if a number is too large or
  * not finite, else 0. */

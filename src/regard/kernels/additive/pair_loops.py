@@ -14,11 +14,41 @@ from regard.kernels.native_library import library
 _FILE = "pair_loops.c"
 _UNITS = 64  # number of parts into which a call is divided for the threads
 _ROWS = 32  # smallest number of rows in a segment; each segment has its own sums over its rows
+_FEW = 5  # with at least this many pairs for each query and key, exponentials take less time than a tanh for each pair
+PARALLEL = 2**16  # a call with at least this many hidden units in all pairs uses several threads
 
 
 def available() -> bool:
     """Return whether the C library could be compiled and loaded."""
     return library(__package__ or "", _FILE) is not None
+
+
+def plain(queries: int, keys: int) -> bool:
+    """Return whether a tanh for each pair takes less time than exponentials, for these numbers of queries and keys."""
+    return queries * keys < _FEW * (queries + keys)
+
+
+def form(queries: int, keys: int) -> str:
+    """Return the name of the formula that is used for these numbers of queries and keys."""
+    return "tanh (compiled)" if plain(queries, keys) else "exponential (compiled)"
+
+
+def all_scores(query: Tensor, key: Tensor, weight: Tensor, reach: float, near: float) -> Tensor | None:
+    """Return the scores (z, q, k) of query (z, q, f) and key (z, k, f), in one call of C, by the formula of `form`.
+
+    All are contiguous; the weight is (f,) or (z, f). Where exponentials are used, the absolute values of query and key
+    must be at most `reach`; the formula for small arguments is used if their sum is at most `near`. The result is None
+    if a number is larger or not finite.
+    """
+    (slices, queries, size), keys = query.shape, key.shape[1]
+    result, pairs = query.new_empty(slices, queries, keys), slices * queries * keys * size
+    call = _function("regard_additive_scores", 4, 6, 2)
+    bad = call(
+        query.data_ptr(), key.data_ptr(), weight.data_ptr(), result.data_ptr(),
+        slices, queries, keys, size, weight.numel() // size, int(plain(queries, keys)), reach, near,
+        torch.get_num_threads() if pairs >= PARALLEL else 1,
+    )  # fmt: skip
+    return None if bad else result
 
 
 def scores(near: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
@@ -92,11 +122,14 @@ def _call(name: str, rows: Tensor, columns: Tensor, others: tuple[Tensor, ...], 
     tensors = (rows, columns, *others)
     assert all(tensor.is_contiguous() and tensor.dtype == torch.float32 for tensor in tensors)
     sizes = (slices, n_rows, columns.shape[-2], features, *numbers, torch.get_num_threads())
-    _function(name, len(tensors), len(sizes))(*[tensor.data_ptr() for tensor in tensors], *sizes)
+    _function(name, len(tensors), len(sizes) - 1)(*[tensor.data_ptr() for tensor in tensors], *sizes)
 
 
 @functools.cache
-def _function(name: str, tensors: int, numbers: int) -> Any:
+def _function(name: str, tensors: int, integers: int, floats: int = 0) -> Any:
+    """Return the C function of this name; its last argument is the number of threads."""
     function = getattr(loaded(), name)
-    function.argtypes, function.restype = [ctypes.c_void_p] * tensors + [ctypes.c_long] * numbers, None
+    numbers = [ctypes.c_long] * integers + [ctypes.c_double] * floats + [ctypes.c_long]
+    function.argtypes = [ctypes.c_void_p] * tensors + numbers
+    function.restype = ctypes.c_int if floats else None
     return function
