@@ -49,6 +49,22 @@ def test_agrees_with_the_oracle(path: str, place: str, record_property) -> None:
         record_property("combination", (str(dtype).removeprefix("torch."), error))
 
 
+LOOPS = ("dot", "scaled", "softcap", "cosine", "bilinear", "bilinear-heads")
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("normalize", NORMALIZERS)
+@pytest.mark.parametrize("score", LOOPS)
+def test_the_compiled_loops_agree_with_the_oracle(score: str, normalize: str, place: str) -> None:
+    """The loops compute float32 only. Random numbers of the oracle are exact in float32."""
+    where, expected = PLACES[place], answer(score, normalize, place)
+    inputs = [tensor.float() for tensor in SCORES[score].inputs()]
+    options = {"mask": where.mask, "bias": where.bias(torch.float32), "weights": regard.full()}
+    attended = attend(f"loops/{score}/{normalize}", inputs, **options)
+    assert_close(attended.output.double(), expected.output, **TOLERANCE[torch.float32])
+    assert_close(attended.weights.double(), expected.weights, **TOLERANCE[torch.float32])
+
+
 def test_every_pair_is_among_the_combinations() -> None:
     found = {(*path.split("/"), place) for path, place in combinations()}
     promised = {(*path.split("/"), place) for path in paths() for place in PLACES}

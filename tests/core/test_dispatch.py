@@ -90,6 +90,38 @@ def test_a_signature_that_was_served_before_changes_nothing(seed: int, device: s
         torch.testing.assert_close(one, other, rtol=near, atol=near, equal_nan=True)
 
 
+@pytest.mark.parametrize("seed", range(120))
+def test_the_loops_of_a_plan_are_those_that_run(seed: int) -> None:
+    """If `explain` names the compiled loops, they give the bits that `auto` gives, also if they are chosen by name."""
+    tensors, options = random_call(seed, "cpu")
+    try:
+        plan = regard.explain(*tensors, **options)
+    except ValueError:
+        pytest.skip("an invalid call")
+    if plan.backend != "loops":
+        assert "loops" in plan.refused
+        return
+    made, named = regard.attention(*tensors, **options), regard.attention(*tensors, **options, backend="loops")
+    for one, other in zip(
+        [made.output, *as_tensors(made.weights)], [named.output, *as_tensors(named.weights)], strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, 1e30], ids=str)
+@pytest.mark.parametrize("heads", [(2, 3), (3,), ()], ids=["batch", "heads", "one head"])
+def test_numbers_that_the_loops_refuse(number: float, heads: tuple[int, ...]) -> None:
+    """NaN, Inf and a product that overflows: `auto` takes the next backend, and the backend chosen by name raises."""
+    query, key, value = (torch.randn(*heads, 37, 16) for _ in range(3))
+    query[..., 5, :] = key[..., 7, :] = number
+    assert regard.explain(query, key, value).backend == "loops"
+    right = regard.attention(query, key, value, backend="reference").output
+    for _ in range(3):
+        torch.testing.assert_close(regard.attention(query, key, value).output, right, equal_nan=True)
+    with pytest.raises(ValueError, match="backend 'loops' cannot serve this call: NaN or Inf"):
+        regard.attention(query, key, value, backend="loops")
+
+
 def as_tensors(weights: Any) -> list[torch.Tensor]:
     return [] if weights is None else list(weights) if isinstance(weights, tuple) else [weights]
 
@@ -108,7 +140,7 @@ def test_the_commonest_calls_need_no_problem(score: Any, mask: Any) -> None:
     query, key = torch.randn(2, 6, 37, 16), torch.randn(2, 3, 37, 16)
     kept = route(query, key, key, score=score, mask=mask)
     assert kept.direct is not None
-    assert kept.backends[0].name == "sdpa"
+    assert kept.backends[0].name == "loops"
 
 
 def test_data_that_a_kernel_does_not_take_go_to_the_next_backend() -> None:
@@ -169,14 +201,15 @@ WEIGHT = torch.randn(32)
 # Tensors and options of a call on the CPU, its backend, and the kernel that `explain` names.
 KERNELS = {
     "plain": (VERY_LONG, {}, "sdpa", "flash"),
-    "short": (SOME, {}, "sdpa", "compiled loops"),
+    "short": (SOME, {}, "loops", "compiled loops"),
     "short, by name": (SOME, {"backend": "sdpa"}, "sdpa", "flash"),
-    "causal": (LONG, {"mask": regard.causal()}, "sdpa", "compiled loops"),
+    "causal": (LONG, {"mask": regard.causal()}, "loops", "compiled loops"),
+    "long, by name": (VERY_LONG, {"backend": "loops"}, "loops", "compiled loops"),
     "padding": (VERY_LONG, {"mask": regard.padding(torch.tensor([700]))}, "sdpa", "flash"),
-    "short padding": (SOME, {"mask": regard.padding(torch.tensor([50]))}, "sdpa", "compiled loops"),
-    "dropout": (SOME, {"dropout": 0.1}, "sdpa", "compiled loops"),
+    "short padding": (SOME, {"mask": regard.padding(torch.tensor([50]))}, "loops", "compiled loops"),
+    "dropout": (SOME, {"dropout": 0.1}, "loops", "compiled loops"),
     "dropout, by name": (SOME, {"dropout": 0.1, "backend": "sdpa"}, "sdpa", "math"),
-    "log-sum-exp": (LONG, {"weights": regard.logsumexp()}, "sdpa", "compiled loops"),
+    "log-sum-exp": (LONG, {"weights": regard.logsumexp()}, "loops", "compiled loops"),
     "long log-sum-exp": (VERY_LONG, {"weights": regard.logsumexp()}, "sdpa", "flash"),
     "some additive": (SOME, {"score": regard.Additive(WEIGHT)}, "additive", "exponential (compiled)"),
     "few additive": (FEW, {"score": regard.Additive(WEIGHT)}, "additive", "tanh (compiled)"),

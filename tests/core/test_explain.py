@@ -14,30 +14,39 @@ def inputs(*, heads: int = 4, groups: int = 4, length: int = 512, size: int = 32
     return [torch.randn(1, n, length, size) for n in (heads, groups, groups)]
 
 
-SHORT, LONG = inputs(length=16), inputs(length=1024)
+SHORT, LONG, VERY_LONG = inputs(length=16), inputs(length=1024), inputs(length=20000)
+WIDE = [tensor.double() for tensor in SHORT]
 WEIGHT = torch.randn(32)
 JUDGE = mlp(torch.randn(8, 64), torch.randn(8), torch.randn(8))
 
 # Tensors and options of a call, its backend on a CPU, a backend that refuses it, and a word of the reason.
 TYPICAL = {
-    "plain": (LONG, {}, "sdpa", ("flex", "cuda")),
-    "causal": (LONG, {"mask": regard.causal()}, "sdpa", ("flex", "cuda")),
-    "padding": (LONG, {"mask": regard.padding(torch.tensor([700]))}, "sdpa", ("flex", "cuda")),
-    "grouped heads": (inputs(heads=8, groups=2), {}, "sdpa", ("flex", "cuda")),
-    "cosine": (LONG, {"score": regard.Cosine(scale=10.0)}, "sdpa", ("flex", "cuda")),
-    "bilinear": (LONG, {"score": regard.Bilinear(torch.randn(32, 32))}, "sdpa", ("flex", "cuda")),
-    "alibi": (LONG, {"bias": regard.alibi(torch.rand(4)), "mask": regard.causal()}, "sdpa", ("flex", "cuda")),
-    "few weights": (SHORT, {"weights": regard.entropy()}, "reference", ("sdpa", "weights are requested")),
-    "few keys, other values": ([*SHORT[:2], torch.randn(1, 4, 16, 20)], {}, "reference", ("sdpa", "another size")),
-    "top weights": (LONG, {"weights": regard.top(8)}, "sdpa", ("flex", "cuda")),
-    "softcap": (LONG, {"score": regard.ScaledDot(softcap=30.0)}, "blocked", ("sdpa", "softcap")),
+    "plain": (LONG, {}, "loops", ("flex", "cuda")),
+    "plain and very long": (VERY_LONG, {}, "sdpa", ("loops", "long")),
+    "causal": (LONG, {"mask": regard.causal()}, "loops", ("flex", "cuda")),
+    "padding": (VERY_LONG, {"mask": regard.padding(torch.tensor([700]))}, "sdpa", ("loops", "long")),
+    "grouped heads": (inputs(heads=8, groups=2), {}, "loops", ("flex", "cuda")),
+    "cosine": (LONG, {"score": regard.Cosine(scale=10.0)}, "loops", ("flex", "cuda")),
+    "bilinear": (VERY_LONG, {"score": regard.Bilinear(torch.randn(32, 32))}, "sdpa", ("flex", "cuda")),
+    "alibi": (VERY_LONG, {"bias": regard.alibi(torch.rand(4)), "mask": regard.causal()}, "sdpa", ("flex", "cuda")),
+    "few weights": (SHORT, {"weights": regard.entropy()}, "loops", ("flex", "cuda")),
+    "float64": (WIDE, {}, "sdpa", ("loops", "float64")),
+    "few weights in float64": (WIDE, {"weights": regard.entropy()}, "reference", ("sdpa", "weights are requested")),
+    "few keys, other values": (
+        [*WIDE[:2], torch.randn(1, 4, 16, 20).double()],
+        {},
+        "reference",
+        ("sdpa", "another size"),
+    ),
+    "top weights": (VERY_LONG, {"weights": regard.top(8)}, "sdpa", ("loops", "to select the largest")),
+    "softcap": (VERY_LONG, {"score": regard.ScaledDot(softcap=30.0)}, "blocked", ("sdpa", "softcap")),
     "additive": (LONG, {"score": regard.Additive(WEIGHT)}, "additive", ("sdpa", "additive")),
     "additive, gelu": (LONG, {"score": regard.Additive(WEIGHT, "gelu")}, "blocked", ("additive", "gelu")),
     "mlp": (LONG, {"score": JUDGE}, "blocked", ("sdpa", "")),
-    "sparsemax": (LONG, {"normalize": regard.Sparsemax()}, "blocked", ("sdpa", "softmax")),
-    "hard": (LONG, {"normalize": regard.Hard()}, "blocked", ("sdpa", "softmax")),
-    "short sparsemax": (SHORT, {"normalize": regard.Sparsemax()}, "reference", ("blocked", "small")),
-    "every weight": (SHORT, {"weights": regard.full()}, "reference", ("sdpa", "weights")),
+    "sparsemax": (VERY_LONG, {"normalize": regard.Sparsemax()}, "blocked", ("sdpa", "softmax")),
+    "hard": (LONG, {"normalize": regard.Hard()}, "loops", ("sdpa", "softmax")),
+    "short sparsemax": (WIDE, {"normalize": regard.Sparsemax()}, "reference", ("blocked", "small")),
+    "every weight": (WIDE, {"weights": regard.full()}, "reference", ("sdpa", "weights")),
 }
 
 
@@ -72,7 +81,7 @@ def test_forcing_a_refused_backend_raises_the_reason(backend: str, arguments: di
         assert backend in str(refusal.value)
 
 
-@pytest.mark.parametrize("backend", ["reference", "sdpa", "blocked"])
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "blocked", "loops"])
 def test_forcing_a_backend_that_serves(backend: str) -> None:
     plan = regard.explain(*LONG, backend=backend)
     assert plan.backend == backend
@@ -88,7 +97,7 @@ def test_flops_of_a_plain_call() -> None:
 
 
 def test_weights_cost_a_second_look_at_the_keys() -> None:
-    x = torch.randn(8, 4096, 64)
+    x = torch.randn(8, 4096, 64, dtype=torch.float64)
     plain, asked = (regard.explain(x, x, x, weights=weights) for weights in (None, regard.top(8)))
     assert plain.backend == asked.backend == "sdpa"
     assert asked.flops == plain.flops + 8 * 4096 * 4096 * 2 * 64
@@ -154,7 +163,7 @@ def test_tensors_without_data_are_explained() -> None:
     ids=str,
 )
 def test_a_band_that_allows_every_pair_is_no_mask(queries: int, mask: regard.Mask, dropped: bool) -> None:
-    query, key, value = (torch.randn(1, 1, n, 8) for n in (queries, 21, 21))
+    query, key, value = (torch.randn(1, 1, n, 8, dtype=torch.float64) for n in (queries, 21, 21))
     key[..., -1, :] = torch.inf  # `sdpa` refuses a call with a mask if a key is not finite
     assert ("NaN or Inf" not in str(regard.explain(query, key, value, mask=mask).refused)) == dropped
     both = mask & regard.padding(torch.tensor([20]))

@@ -12,7 +12,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.core import dispatch, recompute, sharding, torch_names
-from regard.core.backends import additive, blocked, dot_loops, reference, sdpa
 from regard.core.backends.block_grid import grid, values_unavailable
 from regard.core.biases import Bias
 from regard.core.dispatch import BACKENDS, Backend, stored
@@ -21,7 +20,7 @@ from regard.core.masks import Mask
 from regard.core.normalizers import Normalizer, Softmax
 from regard.core.problem import Problem, build, rebuild
 from regard.core.recent_calls import recall, remember
-from regard.core.requests import LogSumExp, Request, Top, returned
+from regard.core.requests import Request, Top, returned
 from regard.core.scores import ScaledDot, Score
 from regard.core.signatures import signature
 from regard.core.torch_names import Unknown
@@ -64,12 +63,13 @@ def with_output(output: Tensor) -> Attended:
 class Plan:
     """The result of `explain`: the backend of a call, why others were refused, operations, memory and the kernel.
 
+    `refused` has the backends that cannot compute the call, and those before the chosen one that would be slower.
     `flops` is the number of multiplications and additions of the forward pass over the pairs that the mask allows,
     estimated by blocks. `bytes` is an estimate of the working memory without inputs, output and requested weights.
     `kernel` names the code of the backend that runs for these tensors, such as "flash", "triton window" or "exponential
     (compiled)".
 
-    >>> explain(torch.zeros(4, 8), torch.zeros(5, 8), torch.zeros(5, 8))
+    >>> explain(torch.zeros(4, 8), torch.zeros(5, 8), torch.zeros(5, 8), backend="sdpa")
     Plan
       backend  sdpa
       ...
@@ -191,8 +191,8 @@ def explain(
 ) -> Plan:
     """Return how `attention` would compute a call with the same arguments, without computing the call.
 
-    >>> explain(torch.zeros(4, 8), torch.zeros(5, 8), torch.zeros(5, 8)).backend
-    'sdpa'
+    >>> explain(torch.zeros(4, 8), torch.zeros(5, 8), torch.zeros(5, 8)).refused["additive"]
+    'additive scores only, not scaled_dot'
     """
     if unknown:
         torch_names.refuse("explain", explain, unknown, torch_names.CALL)
@@ -201,16 +201,19 @@ def explain(
         problem = build(query, key, value, score, normalize, mask, bias, dropout, weights, generator)
     refused: dict[str, str] = {}
     chosen = dispatch.choose(problem, backend, refused)
-    if backend != "auto":
-        others = {name: other.refuses(problem) for name, other in BACKENDS.items() if other is not chosen}
-        refused = {name: reason or "another backend was asked for" for name, reason in others.items()}
+    for name, other in BACKENDS.items():
+        if other is chosen or name in refused:
+            continue
+        if backend != "auto":
+            refused[name] = other.refuses(problem) or "another backend was asked for"
+        elif reason := other.refuses_but_for_data(problem):
+            refused[name] = reason
     flops, working_bytes = _flops(problem), chosen.working_bytes(problem)
-    compiled = backend == "auto" and dot_loops.serves(problem)
-    if not compiled and _second_pass(problem, chosen.name):
+    if problem.request is not None and not chosen.gives_weights(problem):  # the keys are read a second time
         rows, queries = recompute.rows_requested(problem), problem.shape[-2]
         flops += _flops(replace(problem, value=problem.value[..., :0])) * rows // max(1, queries)
         working_bytes = max(working_bytes, recompute.working_bytes(problem))
-    return Plan(chosen.name, refused, flops, working_bytes, dot_loops.KERNEL if compiled else chosen.kernel(problem))
+    return Plan(chosen.name, refused, flops, working_bytes, chosen.kernel(problem))
 
 
 def _attend(
@@ -246,20 +249,6 @@ def _attend(
             return Attended(output)
         chosen = route.choose(problem)
     return _observed(problem, chosen) if observers else _run(problem, chosen)
-
-
-def _second_pass(problem: Problem, name: str) -> bool:
-    """Return whether the requested weights need a second pass over the keys after the output is computed.
-
-    Some backends return a requested log-sum-exp together with the output, without a second pass.
-    """
-    if problem.request is None or name == reference.NAME:
-        return False
-    if not isinstance(problem.request, LogSumExp):
-        return not (name == additive.NAME and additive.gives_weights(problem))
-    if problem.device.type != "cpu":
-        return name != blocked.NAME
-    return name == sdpa.NAME and problem.bias is not None
 
 
 def _sharded(
@@ -343,9 +332,7 @@ def _observed(problem: Problem, chosen: Backend) -> Attended:
 
 def _run(problem: Problem, chosen: Backend) -> Attended:
     with _on(problem.device):
-        result = dot_loops.attend(problem)
-        if result is None:
-            result = reference.attend(problem) if problem.empty else chosen.attend(problem)
+        result = dispatch.attend(problem, chosen)
     weights = result.weights
     if problem.request is not None and weights is None:
         weights = recompute.weights(problem, result.chosen, result.lse)

@@ -27,6 +27,7 @@ from regard.core.transforms import beyond_one_derivative, mapped, transformed
 # If `reference` needs at most so many bytes of working memory, by device, it returns a few requested rows of weights
 # sooner than a backend that needs a second pass over the keys.
 _FEW_BYTES = defaultdict(int, cpu=2**21, cuda=2**25)
+_NOT_FINITE = "NaN or Inf in query, key, value or their products"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Backend:
     module: ModuleType
     serves: str
     devices: tuple[str, ...] = ()  # the device types that the backend supports; empty: all
+    weighs: tuple[str, ...] = ()  # the device types on which it returns requested weights with the output
+    late: bool = False  # whether it finds NaN and Inf only while it computes; `attend` and `direct` then return None
     softmax: bool = False  # whether softmax is the only supported normaliser
     products: bool = False
     additive: bool = False
@@ -54,8 +57,14 @@ class Backend:
         return self.module.working_bytes
 
     @property
-    def attend(self) -> Callable[[Problem], Result]:
+    def attend(self) -> Callable[[Problem], Result | None]:
+        """Return the function that computes a call; its result is None if it finds values that it cannot compute."""
         return self.module.attend
+
+    def gives_weights(self, problem: Problem) -> bool:
+        """Return whether the requested weights are computed together with the output, without a second pass."""
+        gives = getattr(self.module, "gives_weights", None)
+        return gives is not None and gives(problem)
 
     def kernel(self, problem: Problem) -> str:
         """Return the name of the kernel, or of the other code, that would compute the call."""
@@ -81,13 +90,14 @@ class Backend:
 
     def refuses_data(self, problem: Problem) -> str | None:
         """Return the reason why the backend cannot compute a call with these tensor values, or None."""
-        return self.module.refuses_data(problem) if self.inspects else None
+        refuses = getattr(self.module, "refuses_data", None)
+        return None if refuses is None else refuses(problem)
 
     @property
     def inspects(self) -> bool:
         """Return whether the backend may refuse a call because of its tensor values, so that other backends must be
         tried next."""
-        return hasattr(self.module, "refuses_data")
+        return self.late or hasattr(self.module, "refuses_data")
 
     def _no_rules(self, problem: Problem) -> str | None:
         """Return the reason why the backend cannot run inside torch.func, or None."""
@@ -107,8 +117,8 @@ class Backend:
             return None
         if problem.empty:
             return "nothing to compute: the plain form is the fastest"
-        if self.module is additive and problem.device.type == "cpu":
-            return additive.not_worth_it(problem)  # the compiled loops of `additive` return weights too
+        if problem.device.type in self.weighs:
+            return self.module.not_worth_it(problem)
         # If all weights are requested, a matrix of queries × keys is allocated by each backend, so `reference` needs no
         # more memory than the others unless the score needs intermediate tensors.
         weights = math.prod(problem.shape) * problem.dtype.itemsize
@@ -126,8 +136,9 @@ BACKENDS = {
     for backend in (
         Backend(short, "sequences of at most 64 in half precision", ("cuda",), softmax=True, products=True),
         Backend(flex, "windows, segments, softcaps, biases and sigmoid", ("cuda",)),
+        Backend(dot_loops, "dot products, by compiled loops", ("cpu",), ("cpu",), late=True),
         Backend(sdpa, "dot products, by torch's fused kernels", softmax=True, products=True),
-        Backend(additive, "additive scores, no hidden layer in memory", ("cpu", "cuda"), additive=True),
+        Backend(additive, "additive scores, no hidden layer in memory", ("cpu", "cuda"), ("cpu",), additive=True),
         Backend(blocked, "any score and normaliser, in blocks"),
         Backend(reference, "everything, as the specification"),
     )
@@ -139,10 +150,10 @@ class Route:
     """The backends and functions that compute calls which differ in tensor values alone.
 
     `backends` are the backends that support these calls, in the order in which they are tried; all but the last may
-    refuse the values of a call. `direct` is a function that computes a call without building a `Problem`: by the
-    compiled loops for short sequences, or by the kernel of the first backend. It returns None if it refuses the values
-    of the call. `with_request` is a function for calls that request weights or that choose one key (hard attention),
-    which does not build a `Problem` either. Where no such function exists, `direct` or `with_request` is None.
+    refuse the values of a call. `direct` is a function that runs the kernel of the first backend without building a
+    `Problem`. It returns None if it refuses the values of the call. `with_request` is a function for calls that request
+    weights or that choose one key (hard attention), which does not build a `Problem` either. Where no such function
+    exists, `direct` or `with_request` is None.
     """
 
     backends: tuple[Backend, ...]
@@ -150,9 +161,11 @@ class Route:
     with_request: WithRequest | None = None
 
     def choose(self, problem: Problem) -> Backend:
-        """Return the backend that computes this call: the first backend that does not refuse the values of its
-        tensors."""
-        return next((backend for backend in self.backends[:-1] if not backend.refuses_data(problem)), self.backends[-1])
+        """Return the backend that computes this call, for which `direct` and `with_request` returned None: the first
+        backend that does not refuse the values of its tensors."""
+        tried = self.backends[0].late and (self.direct is not None or self.with_request is not None)
+        left = self.backends[1:] if tried else self.backends
+        return next((backend for backend in left[:-1] if not backend.refuses_data(problem)), left[-1])
 
 
 _ROUTES: dict[Hashable, Route] = {}
@@ -172,15 +185,15 @@ def store(signature: Hashable, problem: Problem, given: bool) -> Route:
             backends.append(backend)
             if not backend.inspects:
                 break
-    plain = given and not problem.empty and problem.request is None
-    direct = dot_loops.direct(problem) if plain else None
-    if plain and direct is None and (of_backend := getattr(backends[0].module, "direct", None)) is not None:
-        direct = of_backend(problem)
-    with_request = dot_loops.with_request(problem) if given and not problem.empty else None
-    if given and problem.request is not None and not dot_loops.serves(problem):
-        of_backend = getattr(backends[0].module, "with_request", None)
+    first, direct, with_request = backends[0], None, None
+    if given and not problem.empty and problem.request is None:
+        of_backend = getattr(first.module, "direct", None)
+        direct = None if of_backend is None else of_backend(problem)
+    if given and (problem.request is not None or (first.module is dot_loops and direct is None)):
+        of_backend = getattr(first.module, "with_request", None)
         with_request = None if of_backend is None else of_backend(problem)
-        with_request = _with_request(problem, backends[0]) if with_request is None else with_request
+        if with_request is None and problem.request is not None:
+            with_request = _with_request(problem, first)
     if len(_ROUTES) >= _MOST:
         _ROUTES.clear()
     route = Route(tuple(backends), direct, with_request)
@@ -202,15 +215,39 @@ def _with_request(problem: Problem, backend: Backend) -> WithRequest | None:
 
 
 def choose(problem: Problem, name: str, refused: dict[str, str]) -> Backend:
-    """Return the backend for a call, and add to `refused` why the backends before that one were not chosen."""
+    """Return the backend for a call, and add to `refused` why the backends before that one were not chosen.
+
+    Backends that are in `refused` when the function is called are not tried.
+    """
     if name != "auto":
         return _named(problem, name)
     for backend in BACKENDS.values():
+        if backend.name in refused:
+            continue
         reason = backend.refuses(problem) or backend.not_worth_it(problem)
         if reason is None:
             return backend
         refused[backend.name] = reason
     raise AssertionError("the reference serves everything")
+
+
+def attend(problem: Problem, chosen: Backend) -> Result:
+    """Compute a call by the chosen backend.
+
+    If that backend finds values that it cannot compute, such as a score that overflows, it raises if the caller named
+    it; otherwise the next backend that supports the call computes it.
+    """
+    if problem.empty:
+        return reference.attend(problem)
+    refused: dict[str, str] = {}
+    result = chosen.attend(problem)
+    while result is None:
+        if problem.named:
+            raise ValueError(f"backend {chosen.name!r} cannot serve this call: {_NOT_FINITE}")
+        refused[chosen.name] = _NOT_FINITE
+        chosen = choose(problem, "auto", refused)
+        result = chosen.attend(problem)
+    return result
 
 
 def _named(problem: Problem, name: object) -> Backend:

@@ -11,8 +11,7 @@ operations;
 - `flex`: FlexAttention on CUDA, and the kernel for plain windows; `ranges`: the kernel for bands, lengths, segments,
   biases, softcaps and sigmoid weights;
 - `per_sequence`: padding and documents on the CPU, a kernel call for each sequence;
-- `short`: short sequences on CUDA; `dot_loops`: short sequences on the CPU, by one call of compiled code, which runs
-  instead of the chosen backend;
+- `short`: short sequences on CUDA; `dot_loops`: dot products on the CPU, by one call of compiled code (`loops`);
 - `additive`: additive scores, on the CPU and on CUDA;
 - `blocked`: any score, normaliser and mask, in blocks; `block_grid`: the division of the score matrix into blocks;
 `online_normalizers`: normalisers that receive a row block by block; `sparse_rows`: sparsemax and entmax on CUDA;

@@ -128,7 +128,9 @@ def working_bytes(problem: Problem) -> int:
 
 def gives_weights(problem: Problem) -> bool:
     """Return whether requested weights are computed together with the output, on the CPU."""
-    return problem.device.type == "cpu" and (_native_serves(problem) or _whole(problem))
+    if problem.device.type != "cpu":
+        return False
+    return isinstance(problem.request, LogSumExp) or _native_serves(problem) or _whole(problem)
 
 
 def kernel(problem: Problem) -> str:

@@ -55,6 +55,11 @@ def not_worth_it(problem: Problem) -> str | None:
     return "small: the plain form is the fastest" if reference.small(problem) else None
 
 
+def gives_weights(problem: Problem) -> bool:
+    """Return whether requested weights are computed together with the output: only the log-sum-exp is."""
+    return isinstance(problem.request, LogSumExp)
+
+
 def working_bytes(problem: Problem) -> int:
     """Return the bytes of one block of scores, whatever the length; of whole rows for sparsemax and entmax."""
     if sparse_rows.serves(problem):

@@ -1,7 +1,7 @@
-"""Dot-product attention on the CPU by compiled loops, for sequences that are not very long.
+"""Dot-product attention on the CPU by compiled loops (`regard.kernels.dot_attention`).
 
-The backend `auto` tries the compiled loops (`regard.kernels.dot_attention`) first. They refuse calls in which a number
-is not finite; another backend then computes these calls. The loops evaluate softmax, sigmoid, sparsemax, entmax, hard
+The loops refuse calls in which a number is not finite. They find such a number while they compute; the next backend of
+the table then computes the call. The loops evaluate softmax, sigmoid, sparsemax, entmax, hard
 attention (inference only), dropout, lengths, bands, segments, mask tensors, a softcap, biases and requests of weights.
 Only for the request `top(k)`, all weights are stored first, and the largest are then selected in torch.
 """
@@ -29,7 +29,8 @@ from regard.core.transforms import eager, resolved
 from regard.kernels import dot_attention, dot_form
 from regard.kernels.dot_form import NO_LIMITS, Form, Limits
 
-KERNEL = "compiled loops"
+NAME, KERNEL = "loops", "compiled loops"
+_BLOCK = 32  # the number of queries whose scores the C code stores at a time (BLOCK there)
 # Numbers of keys up to which the loops are as fast as torch's kernels or operations: `_LONGEST` in general; `_SKIPPED`
 # for few queries, and for causal masks and segments, because the loops skip masked blocks. `_WIDE` limits the number of
 # entries of the keys (or values) of a head, because larger ones do not fit in the cache.
@@ -59,31 +60,69 @@ _REQUESTS: dict[type, str] = {
 _KINDS = (Band, Padding, Segments, Dense)
 
 
-def serves(problem: Problem) -> bool:
-    """Return whether the compiled loops can compute the call, and are likely the fastest; tensor values are not
-    read."""
-    tensors, query = (problem.query, problem.key, problem.value), problem.query
-    if problem.device.type != "cpu" or problem.named or problem.gathered or problem.empty:
-        return False
-    if problem.bad_keys is not None or not eager(tensors):
-        return False
-    if type(problem.request) not in _REQUESTS:
-        return False
-    if isinstance(problem.request, TopWeights) and math.prod(problem.shape) > _STORED:
-        return False
+def refuses(problem: Problem) -> str | None:
+    """Return the reason why the compiled loops cannot compute the call, or None."""
+    query, tensors = problem.query, (problem.query, problem.key, problem.value)
+    if not eager(tensors):
+        return "compiled code reads the memory of plain tensors, and only in eager mode"
+    if problem.gathered:
+        return "each query has keys of its own"
     if query.dtype not in (torch.float32, torch.bfloat16) or any(t.dtype != query.dtype for t in tensors):
-        return False
-    if (
-        query.ndim not in (3, 4)
-        or any(t.stride(-1) != 1 for t in tensors)
-        or not 0 < problem.value.shape[-1] <= _WIDEST
-    ):
-        return False
-    if _normalizer(problem) is None or problem.dropout == 1.0 or query.shape[-1] > _WIDEST:
-        return False
-    if type(problem.score) not in (Dot, ScaledDot, Cosine, Bilinear) or not _short(problem):
-        return False
-    return _mask_fits(problem) and _bias_fits(problem) and dot_attention.available()
+        return f"float32 and bfloat16 only, not {_names(tensors)}"
+    if query.ndim > 4:
+        return f"at most one batch axis, not {query.ndim - 3}"
+    if not 0 < problem.value.shape[-1] <= _WIDEST or query.shape[-1] > _WIDEST:
+        return f"vectors of at most {_WIDEST} numbers, not {max(query.shape[-1], problem.value.shape[-1])}"
+    if any(t.stride(-1) != 1 for t in tensors):
+        return "the numbers of a query, key or value are not contiguous in memory"
+    if type(problem.score) not in (Dot, ScaledDot, Cosine, Bilinear):
+        return f"no loop for {problem.score.name} scores"
+    if _normalizer(problem) is None:
+        return f"no loop for {problem.normalize.name} with these options or gradients"
+    if problem.dropout == 1.0:
+        return "dropout removes every weight"
+    if type(problem.request) not in _REQUESTS:
+        return f"no loop for the request {type(problem.request).__name__}"
+    if not _mask_fits(problem):
+        return "the lengths or ids of the mask have a head axis or other leading axes than the query"
+    if not _bias_fits(problem):
+        return "a bias in float64, learned slopes, or a bias of another class"
+    return None if dot_attention.available() else "there is no C compiler"
+
+
+def not_worth_it(problem: Problem) -> str | None:
+    """Return the reason why another backend is faster, or None."""
+    if isinstance(problem.request, TopWeights) and math.prod(problem.shape) > _STORED:
+        return f"more than {_STORED:,} weights would be stored to select the largest"
+    if problem.mask is not None and _rules(problem.mask)[1]:
+        # Masks that the loops cannot evaluate as rules are converted to mask tensors, which is worthwhile where the
+        # loops multiply matrices faster than torch.
+        pairs = math.prod((*problem.mask.lead(), *problem.shape[-2:]))
+        if not dot_attention.outruns_torch() or pairs > _PAIRS:
+            return "the mask would be converted to a tensor of all pairs"
+    return None if _short(problem) else "long sequences: torch's kernels or blocks are faster on this processor"
+
+
+def gives_weights(problem: Problem) -> bool:
+    """Return whether requested weights are computed together with the output."""
+    return True
+
+
+def working_bytes(problem: Problem) -> int:
+    """Return the bytes of weights that are stored: all of them for top(k), else those of a block for each thread."""
+    if isinstance(problem.request, TopWeights):
+        return 4 * math.prod(problem.shape)
+    units = math.prod(problem.shape[:-2])
+    return 4 * min(units, torch.get_num_threads()) * min(_BLOCK, problem.shape[-2]) * problem.shape[-1]
+
+
+def kernel(problem: Problem) -> str:
+    """Return the name of the code that runs."""
+    return KERNEL
+
+
+def _names(tensors: tuple[Tensor, ...]) -> str:
+    return ", ".join(sorted({str(t.dtype).removeprefix("torch.") for t in tensors}))
 
 
 def _normalizer(problem: Problem) -> str | None:
@@ -101,7 +140,7 @@ def _normalizer(problem: Problem) -> str | None:
 
 
 def attend(problem: Problem) -> Result | None:
-    """Compute one call by the compiled loops; None if they cannot compute the call, or if a number is not finite."""
+    """Compute one call by the compiled loops; None if they find a number that is not finite."""
     run = _prepared(problem)
     if run is None:
         return None
@@ -153,20 +192,17 @@ def _short(problem: Problem) -> bool:
 
 
 def _mask_fits(problem: Problem) -> bool:
-    """Return whether the compiled loops can evaluate the mask, and are likely to be the fastest backend for it."""
+    """Return whether the compiled loops can evaluate the mask."""
     if problem.mask is None:
         return True
-    batch, (rules, others) = math.prod(problem.shape[:-3]), _rules(problem.mask)
+    batch, (rules, _) = math.prod(problem.shape[:-3]), _rules(problem.mask)
     if Padding in rules and rules[Padding].lengths.shape not in ((batch,), (batch, 1)):
         return False
     if Segments in rules:
         for ids in (rules[Segments].query_ids, rules[Segments].key_ids):
             if ids.shape[:-1].numel() not in (1, batch) or (ids.ndim == 3 and ids.shape[1] > 1):
                 return False
-    # Masks that the loops cannot evaluate as rules are converted to mask tensors, which is worthwhile where the loops
-    # multiply matrices faster than torch.
-    pairs = math.prod((*problem.mask.lead(), *problem.shape[-2:]))
-    return not others or (dot_attention.outruns_torch() and pairs <= _PAIRS)
+    return True
 
 
 def _bias_fits(problem: Problem) -> bool:
@@ -232,8 +268,6 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
     The returned function returns the output; for calls that request weights or use hard attention, it returns
     `dot_attention.Results` instead.
     """
-    if not serves(problem):
-        return None
     score, learning = problem.score, problem.differentiated
     product = None if isinstance(score, ScaledDot) else score.as_product(problem.query.detach(), problem.key.detach())
     query, key = (problem.query, problem.key) if product is None else (product.query, product.key)
@@ -279,7 +313,7 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
         if learning and masked and not harmless(query, key, value, True):
             return None
         made = score.as_product(query, key)
-        assert made is not None  # `serves` accepts only scores that can be written as a dot product
+        assert made is not None  # `refuses` accepts only scores that can be written as a dot product
         if (made.query.stride(), made.key.stride()) != strides:
             return None
         return computed(made.query, made.key, value, mask, bias, request, generator)

@@ -35,6 +35,11 @@ def not_worth_it(problem: Problem) -> str | None:
     return None
 
 
+def gives_weights(problem: Problem) -> bool:
+    """Return whether requested weights are computed together with the output."""
+    return True
+
+
 def working_bytes(problem: Problem) -> int:
     """Return the bytes of scores, weights and intermediate tensors of all pairs at once."""
     pairs = torch.Size(problem.shape).numel()

@@ -94,6 +94,11 @@ def _affordable(device: torch.device) -> int:
     return 2**31 if torch.compiler.is_compiling() else torch.cuda.get_device_properties(device).total_memory // 16
 
 
+def gives_weights(problem: Problem) -> bool:
+    """Return whether requested weights are computed together with the output: only the log-sum-exp, on the CPU."""
+    return isinstance(problem.request, LogSumExp) and problem.device.type == "cpu" and problem.bias is None
+
+
 def working_bytes(problem: Problem) -> int:
     """Return the bytes of the mask of one block of queries, or of all scores where torch uses its math path."""
     if plain(problem):
