@@ -95,11 +95,11 @@ def repeated(form: Form, learning: bool) -> Callable[..., Tensor | None]:
 
     For a short call, every line of Python between the call and the C code counts: this function runs the fewest.
     """
-    numbers, shape, strides, parallel = form.numbers, form.shape, form.strides, form.parallel
+    numbers, shape, strides, most = form.numbers, form.shape, form.strides, form.threads
     forward, pack = _functions()[0], _OUTPUTS.pack
 
     def computed(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor | None:
-        output, threads = query.new_empty_strided(shape, strides), torch.get_num_threads() if parallel else 1
+        output, threads = query.new_empty_strided(shape, strides), _threads(most)
         bad = forward(
             numbers,
             pack(
@@ -189,9 +189,14 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, call: _Call, *more: Tens
     output, more = query.new_empty_strided(form.shape, form.strides), (*more, None, None, None)[:3]
     packed = _OUTPUTS.pack(
         query.data_ptr(), key.data_ptr(), value.data_ptr(), *_pointers(limits, rows), seed,
-        torch.get_num_threads() if form.parallel else 1, output.data_ptr(), *map(_pointer, more),
+        _threads(form.threads), output.data_ptr(), *map(_pointer, more),
     )  # fmt: skip
     return None if _functions()[0](form.numbers_with(limits, rows), packed) else output
+
+
+def _threads(most: int) -> int:
+    """Return the number of threads of a call for which at most `most` threads are worthwhile."""
+    return 1 if most == 1 else min(most, torch.get_num_threads())
 
 
 def _floats(query: Tensor, *shape: int) -> Tensor:
@@ -264,7 +269,7 @@ class _Attention(torch.autograd.Function):
             dscores = _floats(query, *form.shape[:-1], form.keys)
         packed = _GRADIENTS.pack(
             query.data_ptr(), key.data_ptr(), value.data_ptr(), *_pointers(limits, rows), seed,
-            torch.get_num_threads() if form.parallel else 1, change.data_ptr(), *(0, *change.stride())[-4:-1],
+            _threads(2 * form.threads), change.data_ptr(), *(0, *change.stride())[-4:-1],
             _pointer(drequested), *[t.data_ptr() for t in grads], _pointer(dscores),
         )  # fmt: skip
         _functions()[1](form.numbers_with(limits, rows), packed)

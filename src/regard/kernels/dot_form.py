@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# Numbers of multiplications, and of entries of key and value, from which on a call uses several threads. A call with
-# few queries (FEW in C) takes about twice as long for each multiplication.
-_PARALLEL, _PARALLEL_KEYS, _FEW = 2**20, 2**18, 8
+# Numbers of multiplications, and of entries of key and value, for which one more thread of the forward pass is
+# worthwhile. A call with few queries (FEW in C) takes about twice as long for each multiplication.
+_OF_THREAD, _KEYS_OF_THREAD, _FEW = 2**17, 2**16, 8
 # Constants of the normalisers in C. `hard` gives the key with the largest score the weight 1; it has no gradients.
 # `entmax` is entmax with α = 1.5, and `power` is entmax with any 1 < α ≤ 2.
 _NORMALIZERS = {"softmax": 0, "sigmoid": 1, "sparsemax": 2, "entmax": 3, "hard": 4, "power": 5}
@@ -64,7 +64,8 @@ class Form(NamedTuple):
     strides: tuple[int, ...]  # of the output
     given: tuple[tuple[int, ...], ...]  # the strides of query, key and value
     keys: int
-    parallel: bool  # whether the C code uses several threads
+    threads: int  # the largest number of threads that is worthwhile in the forward pass; the backward pass has twice
+    # as many
     normalizer: str
     band: tuple[int | None, int | None]
     offset: int
@@ -153,7 +154,7 @@ def form(
         strides[-axes:],
         (query.stride(), key.stride(), value.stride()),
         keys,
-        work >= _PARALLEL // (2 if queries <= _FEW else 1) or numbers_read >= _PARALLEL_KEYS,
+        max(1, work * (2 if queries <= _FEW else 1) // _OF_THREAD, numbers_read // _KEYS_OF_THREAD),
         normalizer,
         band,
         offset,
