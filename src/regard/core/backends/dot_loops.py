@@ -19,7 +19,7 @@ from regard.core.backends.result import Direct, Result, WithRequest
 from regard.core.biases import Alibi, Bias, DenseBias, Relative
 from regard.core.mask_cache import stored
 from regard.core.masks import And, Band, Dense, Mask, Padding, Segments
-from regard.core.nonfinite import harmless
+from regard.core.nonfinite import finite
 from regard.core.normalizers import Entmax, Hard, Sigmoid, Softmax, Sparsemax
 from regard.core.problem import Problem
 from regard.core.requests import Entropy, Full, LogSumExp, Received, Request, Rows, Top, TopWeights, returned
@@ -269,7 +269,8 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
     `dot_attention.Results` instead.
     """
     score, learning = problem.score, problem.differentiated
-    product = None if isinstance(score, ScaledDot) else score.as_product(problem.query.detach(), problem.key.detach())
+    direct = isinstance(score, Dot | ScaledDot)  # whether the products are of the caller's own queries and keys
+    product = None if direct else score.as_product(problem.query.detach(), problem.key.detach())
     query, key = (problem.query, problem.key) if product is None else (product.query, product.key)
     if query.stride(-1) != 1 or key.stride(-1) != 1:
         return None
@@ -309,11 +310,12 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
         query: Tensor, key: Tensor, value: Tensor, score: Score, mask: Any, bias: Any, request: Any = None,
         generator: Any = None,
     ) -> Any:  # fmt: skip
-        # The backward pass of `as_product` reads masked keys too, so a masked NaN would reach the gradients.
-        if learning and masked and not harmless(query, key, value, True):
-            return None
         made = score.as_product(query, key)
         assert made is not None  # `refuses` accepts only scores that can be written as a dot product
+        # The backward pass of `as_product` reads masked vectors too, so a masked NaN would reach the gradients.
+        changed = [old for old, new in ((query, made.query), (key, made.key)) if new is not old]
+        if learning and masked and not finite(*changed):
+            return None
         if (made.query.stride(), made.key.stride()) != strides:
             return None
         return computed(made.query, made.key, value, mask, bias, request, generator)
