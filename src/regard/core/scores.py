@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core.transforms import transformed
+from regard.core.transforms import eager, forwards, transformed
+from regard.kernels import unit_rows
 from regard.kernels.availability import TRITON
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -231,9 +232,11 @@ class Cosine(Score):
 def _unit_in_float(x: Tensor) -> Tensor:
     """Return unit vectors in the dtype of x, computed in float32: squares in half precision would lose digits."""
     if x.is_cuda and _by_kernel(x):
-        from regard.kernels.triton.row_norms import unit_rows  # imported here: the module imports Triton
+        from regard.kernels.triton import row_norms  # imported here: the module imports Triton
 
-        return unit_rows(x)
+        return row_norms.unit_rows(x)
+    if x.device.type == "cpu" and eager((x,)) and not forwards() and unit_rows.serves(x):
+        return unit_rows.unit_rows(x)
     return unit(x.float()).to(x.dtype) if x.dtype in (torch.float16, torch.bfloat16) else unit(x)
 
 

@@ -9,6 +9,7 @@ whether a kernel applies to a call: `core/backends` for attention, `models` for 
 - `triton/`: the kernels written in Triton; each module is imported in the function that launches it;
 - `dot_attention`: attention with dot products on the CPU by `dot_attention.c`;
 - `local_attention`: local attention with dot products on the CPU by `local_attention.c`;
+- `unit_rows`: rows divided by their norm, for cosine scores, on the CPU by `unit_rows.c`;
 - `entmax_rows`: sparsemax and entmax attention on CUDA, a block of whole rows at a time;
 - `linear_blocks`: linear attention on the CPU, with its backward pass;
 - `linear_loops`: linear attention on the CPU by `linear_attention.c`, with its backward pass;
