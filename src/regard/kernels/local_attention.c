@@ -131,7 +131,7 @@ static void softmax(float *scores, long count) {
         check = FMA(y, ALL(0.0f), check);
         high = MAX(high, y);
     }
-    if (!(sum(check) == 0.0f)) { /* a score is not finite: MAX and exponential() of vectors would lose a NaN */
+    if (ANY_NAN(check)) { /* a score is not finite: MAX and exponential() of vectors would lose a NaN */
         float most = -INFINITY, added = 0.0f;
         for (long x = 0; x < count; x++) most = scores[x] > most ? scores[x] : most;
         for (long x = 0; x < count; x++) added += scores[x] = expf(scores[x] - most);
@@ -165,6 +165,16 @@ static void copy(const char *from, const long *strides, const shape *s, long b, 
         load(from + (b * strides[0] + h * strides[1] + j * strides[2]) * bytes(s), s->half, size, 1.0f, to, whole(size));
 }
 
+/* Returns the keys or values first <= j < last of a head as float32 rows that are padded to whole vectors: those of the
+ * call if they have this form, and else a copy at `room`. */
+static const float *rows_of(const char *from, const long *strides, const shape *s, long b, long h, long first,
+                            long last, long size, float *room) {
+    if (!s->half && size == whole(size) && strides[2] == size)
+        return (const float *)from + b * strides[0] + h * strides[1] + first * size;
+    copy(from, strides, s, b, h, first, last, size, room);
+    return room;
+}
+
 /* Writes the smallest range of keys that contains the windows of all queries start <= i < stop. */
 static void range_of(const call *c, long b, long h, long start, long stop, long *first, long *last) {
     *first = c->s->keys;
@@ -193,10 +203,10 @@ static void forward_unit(const call *c, long unit) {
     if (start >= stop) return;
     range_of(c, b, h, start, stop, &first, &last);
     float *memory = reserve((last - first) * (wide + out_wide) + room + wide + out_wide);
-    float *k = memory, *v = k + (last - first) * wide, *scores = v + (last - first) * out_wide, *q = scores + room;
+    float *values = memory + (last - first) * wide, *scores = values + (last - first) * out_wide, *q = scores + room;
     float *out = q + wide;
-    copy(c->key, s->key, s, b, h, first, last, s->size, k);
-    copy(c->value, s->value, s, b, h, first, last, s->value_size, v);
+    const float *k = rows_of(c->key, s->key, s, b, h, first, last, s->size, memory);
+    const float *v = rows_of(c->value, s->value, s, b, h, first, last, s->value_size, values);
     for (long i = start; i < stop; i++) {
         window w = window_of(c, b, h, i);
         long count = w.hi - w.lo, row = z * s->queries + i, zero = w.lo - w.first;
@@ -225,11 +235,11 @@ static void backward_unit(const call *c, long z) {
     range_of(c, b, h, 0, s->queries, &first, &last);
     long n = last - first;
     float *memory = reserve(2 * n * (wide + out_wide) + 3 * room + 2 * wide + out_wide);
-    float *k = memory, *v = k + n * wide, *dk = v + n * out_wide, *dv = dk + n * wide, *p = dv + n * out_wide;
+    float *values = memory + n * wide, *dk = values + n * out_wide, *dv = dk + n * wide, *p = dv + n * out_wide;
     float *dw = p + room, *weights = dw + room, *q = weights + room;
     float *dq = q + wide, *change = dq + wide;
-    copy(c->key, s->key, s, b, h, first, last, s->size, k);
-    copy(c->value, s->value, s, b, h, first, last, e, v);
+    const float *k = rows_of(c->key, s->key, s, b, h, first, last, s->size, memory);
+    const float *v = rows_of(c->value, s->value, s, b, h, first, last, e, values);
     memset(dk, 0, (size_t)(n * (wide + out_wide)) * sizeof(float));
     for (long i = 0; i < s->queries; i++) {
         window w = window_of(c, b, h, i);
