@@ -1,7 +1,7 @@
 """Time, peak memory and error of the contenders of one case.
 
-Measurements of contenders are interleaved, so that a machine that slows down affects all contenders. The result has an
-entry for a contender that cannot run too, with the reason.
+Measurements of contenders are interleaved, so that a machine that slows down affects all contenders. A contender
+that cannot run also has an entry in the result, with the reason.
 """
 
 import contextlib
@@ -133,7 +133,7 @@ def _turns(
         for order in orders(len(active))[: rounds if quick else None]:
             # A contender with long calls stops as soon as its time is used, one with short calls only after all orders.
             names = [name for name in (active[place] for place in order) if numbers[name] > 1 or wanted(name)]
-            if names and numbers[names[0]] > 1:  # a warm-up call, because no contender precedes the first contender
+            if names and numbers[names[0]] > 1:  # a warm-up: the other contenders follow another measurement too
                 seconds_per_call(runs[names[0]], numbers[names[0]], device)
             for name in names:
                 reading = seconds_per_call(runs[name], numbers[name], device)

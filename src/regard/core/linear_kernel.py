@@ -104,7 +104,7 @@ def attend(problem: Problem, features: Features, causal: bool) -> Tensor:
 def _multiplied(
     query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, features: Features, causal: bool
 ) -> Tensor:
-    """Return the output, computed by torch's matrix products between kernels."""
+    """Return the output, computed by torch's matrix products, with Triton kernels before and after them."""
     from regard.kernels.triton.linear import causal_products, products  # imported here: the modules import Triton
 
     dtype, performer = query.dtype, features if isinstance(features, PerformerFeatures) else None

@@ -1,4 +1,5 @@
-"""Requested weights for backends that do not compute them, computed one block of whole rows at a time.
+"""Requested weights for backends that do not compute them: by a kernel (`summaries`) where one supports the call,
+otherwise one block of whole rows at a time.
 
 A row of weights depends only on the scores of that row, so query and key suffice. Under autograd each block is
 recomputed in the backward pass, so memory stays O(rows of a block · keys + requested weights).

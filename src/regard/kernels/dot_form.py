@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# Numbers of multiplications, and of entries of key and value, for which one more thread of the forward pass is
-# worthwhile. A call with few queries (FEW in C) takes about twice as long for each multiplication.
-_OF_THREAD, _KEYS_OF_THREAD, _FEW = 2**17, 2**16, 8
+# Numbers of multiplications, of entries of key and value, and of heads in all sequences, for which one more thread of
+# the forward pass is worthwhile. A call with few queries (FEW in C) takes about twice as long for each multiplication.
+_OF_THREAD, _KEYS_OF_THREAD, _HEADS_OF_THREAD, _FEW = 2**17, 2**16, 2**8, 8
 # Constants of the normalisers in C. `hard` gives the key with the largest score the weight 1; it has no gradients.
 # `entmax` is entmax with α = 1.5, and `power` is entmax with any 1 < α ≤ 2.
 _NORMALIZERS = {"softmax": 0, "sigmoid": 1, "sparsemax": 2, "entmax": 3, "hard": 4, "power": 5}
@@ -145,7 +145,8 @@ def form(
     numbers += [0] * 8 + [queries, keys, offset, _REQUESTS[request], 0]
     numbers += struct.unpack("5q", struct.pack("5d", *factors))  # five integers with the bits of the factors
     numbers_read = batch * kv_heads * keys * (size + value_size)
-    work = batch * heads * queries * keys * (size + value_size)
+    work = batch * heads * queries * keys * (size + value_size) * (2 if queries <= _FEW else 1)
+    threads = max(work // _OF_THREAD, numbers_read // _KEYS_OF_THREAD, batch * heads // _HEADS_OF_THREAD)
     axes = query.ndim
     return Form(
         (ctypes.c_int64 * len(numbers))(*numbers),
@@ -154,7 +155,7 @@ def form(
         strides[-axes:],
         (query.stride(), key.stride(), value.stride()),
         keys,
-        max(1, work * (2 if queries <= _FEW else 1) // _OF_THREAD, numbers_read // _KEYS_OF_THREAD),
+        max(1, threads),
         normalizer,
         band,
         offset,

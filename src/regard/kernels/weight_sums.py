@@ -48,7 +48,7 @@ def _cut(p: Tensor, first: int, start: int, low: int | None, high: int | None) -
     """Set the weights `p` outside the band to 0; the tile `p` begins at query `first` and key `start`."""
     rows, columns = p.shape
     if high is not None:
-        seen = max(0, first + high + 1 - start)  # the number of columns that are inside the band in every row
+        seen = max(0, first + high + 1 - start)  # the number of columns that satisfy the upper bound in every row
         if seen < columns:
             p[:, seen:].tril_(first + high - start - seen)
     if low is not None:

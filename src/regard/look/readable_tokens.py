@@ -1,11 +1,11 @@
 """Readable text of a tokenizer's pieces, without the marks `▁` and `##` and the letters that represent bytes (`Ġ`).
 
-- A piece that begins a word is shown without the blank before the word: `Ġquick` and `▁quick` are shown as `quick`.
+- A piece that begins a word is shown without the space before the word: `Ġquick` and `▁quick` are shown as `quick`.
 - A piece that continues a word is shown with a dot before it: `##ing`, and `ing` after `Ġjump`, are shown as `·ing`.
-  Pieces of scripts that are written without blanks between words get no dot.
+  Pieces of scripts that are written without spaces between words get no dot.
 - A character whose bytes are spread over several pieces is shown in each of them, with the number of the part:
   `汤⟨1/3⟩`.
-- A byte that is not part of a valid character is shown as `<E6>`. A piece of blanks is unchanged.
+- A byte that is not part of a valid character is shown as `<E6>`. A piece of spaces is unchanged.
 """
 
 import functools
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 # the pattern of the name of a single byte in a SentencePiece vocabulary, such as <0xE6>
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_METASPACE = "▁"  # the character that represents a blank in a SentencePiece vocabulary
+_METASPACE = "▁"  # the character that represents a space in a SentencePiece vocabulary
 
 
 @functools.cache
@@ -121,12 +121,12 @@ def _part(character: str, piece: int, cover: _Cover) -> str:
 
 
 def _in_word(character: str) -> bool:
-    """Return whether a character is a letter or a digit of a script that separates words by blanks."""
+    """Return whether a character is a letter or a digit of a script that separates words by spaces."""
     return character.isalnum() and unicodedata.east_asian_width(character) not in "WF"
 
 
 def _bytes_of(piece: str, by_bytes: bool, by_words: bool) -> bytes | None:
-    """Return the UTF-8 bytes of a sub-word piece, with a blank if it begins a word; None if it is shown unchanged."""
+    """Return the UTF-8 bytes of a sub-word piece, with a space if it begins a word; None if it is shown unchanged."""
     if by_bytes:
         letters = byte_letters()
         return bytes(letters[c] for c in piece) if all(c in letters for c in piece) else None

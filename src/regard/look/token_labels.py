@@ -155,7 +155,7 @@ def _readable(tokenizer: object, numbers: list[int]) -> list[str]:
 
 def _special(tokenizer: object) -> set[int]:
     """Return the ids of the tokenizer's special and added tokens, which are shown unchanged."""
-    # The attribute is a dict in the transformers library; in the tokenizers library it is a function.
+    # transformers has a dict `added_tokens_decoder`, tokenizers a method `get_added_tokens_decoder()`.
     added = getattr(tokenizer, "added_tokens_decoder", None)
     if added is None:
         added = getattr(tokenizer, "get_added_tokens_decoder", dict)()

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFlo
 
 from regard.train.train_settings import Seed, TrainSettings
 
-# The integer types below have upper bounds that no machine's memory exceeds, so that a typing mistake in a setting is
-# an error before a model is built.
+# The upper bounds of these integer types are far above any usable value, so that a mistyped setting is an error before
+# a model is built.
 Count = Annotated[int, Field(gt=0, le=10**7)]
 Width = Annotated[int, Field(gt=0, le=2**16)]
 Depth = Annotated[int, Field(gt=0, le=1000)]

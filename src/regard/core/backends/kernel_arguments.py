@@ -59,7 +59,7 @@ def pairs_of(problem: Problem) -> Callable[[Any, Any, torch.device], Any]:
     shape, rules = problem.shape, problem.mask_rules
     assert rules is not None  # `by_pairs` has checked that kernels can evaluate the mask
     (batch, _, queries, keys), masked = shape, problem.mask is not None
-    # `alone` is whether the mask has no dense tensor, and not both lengths and segments.
+    # `alone`: the mask has no dense tensor, and it does not have both lengths and segments.
     alone = not rules.dense and (rules.lengths is None or not rules.segments)
     few = max(queries, keys) <= _SPANS
 

@@ -299,8 +299,8 @@ def _of_simple_rules(
         outside = _outside(low, high, queries, keys)
         masked = outside if masked is None else masked | outside
     assert masked is not None  # the mask has at least one rule
-    # With segment ids but no lengths, every query may attend the key at its own position, if the band allows it. With
-    # lengths but no ids, every query may attend the first key, if the band allows it.
+    # Whether every query has an allowed key, as far as it is known without the pairs: with lengths above 0 and no ids,
+    # the first key; with ids and no lengths, the key at its own position; in both cases only if the band allows it.
     to_first = ids is None and least > 0 and low is None and (high is None or high >= 0)
     to_own = lengths is None and (low or 0) <= 0 <= (high or 0)
     return Numbers(_minus_infinity(masked, dtype), to_first or to_own or bool((~masked).any(-1).all()))

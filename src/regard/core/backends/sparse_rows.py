@@ -16,7 +16,9 @@ from regard.core.problem import Problem
 from regard.kernels import entmax_rows
 
 BYTES = 64 * 2**20  # bytes of the scores of a block
-ROWS = 256  # a block has at least this many rows where possible; fewer slices (batch times heads) are computed at once
+# The least number of rows of a block where possible: to keep to BYTES, fewer slices (batch times heads) are computed at
+# once.
+ROWS = 256
 
 
 def serves(problem: Problem) -> bool:

@@ -209,7 +209,7 @@ class Subwords:
 
 def _begins_word(letters: str, start: int, place: int) -> bool:
     """Return whether a new word begins at character `place`, given that the previous word began at `start`."""
-    if not letters[start:place].strip():  # all characters since `start` are blanks, which belong to the word after them
+    if not letters[start:place].strip():  # only white space since `start`, which belongs to the next word
         return False
     before, here = letters[place - 1], letters[place]
     return before.isspace() or here.isspace() or bool(UNSPACED.match(before) or UNSPACED.match(here))

@@ -38,7 +38,7 @@ class Question:
 
     @property
     def text(self) -> str:
-        """Return the question's words as one text, without a blank before the question mark."""
+        """Return the question's words as one text, without a space before the question mark."""
         return " ".join(self.question).replace(" ?", "?")
 
 

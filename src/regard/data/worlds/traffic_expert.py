@@ -133,7 +133,7 @@ def _targets(scenes: Scenes) -> Values:
 
 
 def _permitted(scenes: Scenes, target: Values) -> NDArray[np.int64]:
-    """Return the fastest action that each object permits, (n, s): without a collision within `HORIZON` seconds."""
+    """Return, for each object (n, s), the fastest action without a collision with it within `HORIZON` seconds."""
     x, y, _, speed, _ = (column[:, None] for column in scenes.ego.T)
     ahead = scenes.place[..., 0] - x
     # Steering shifts the ego vehicle sideways by one metre in `_LOOK` metres, towards its path around the object.

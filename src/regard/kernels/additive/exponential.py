@@ -101,7 +101,8 @@ def _row_weight(weight: Tensor, query: Tensor) -> Tensor:
 def _factors(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return e^{2(q + c)} and e^{2(k − c)}, or None if a number is NaN or still too large after the shift by c.
 
-    c cancels in tanh(q + k). It is 0 if query and key are in range without a shift, because adding c rounds.
+    c cancels in tanh(q + k). It is 0 if query and key are in range without a shift, because adding c
+    would cause rounding errors.
     """
     largest = _largest(query), _largest(key)
     if any(map(math.isnan, largest)):

@@ -354,7 +354,10 @@ def _written(
     largest: Tensor,
     codes: Tensor,
 ) -> tuple[Json, bytes]:
-    """Return the completed entry and the bytes of all arrays, aligned to four bytes, in the order of `source.js`."""
+    """Return the completed entry, and the bytes of all arrays in the order in which `source.js` reads them.
+
+    Each array is padded to a multiple of four bytes.
+    """
     *steps, received = rows
     places = indices.to(torch.uint32 if record.keys > 65536 else torch.uint16)
     arrays = [*(row.float() for row in steps), received.float() / max(1, record.queries), places, largest, codes]

@@ -35,7 +35,7 @@ def babi() -> ReadingConfig:
 
 
 def squad() -> ReadingConfig:
-    """SQuAD with no vectors from elsewhere: letters for rare words, much dropout, averaged weights."""
+    """SQuAD without pretrained word embeddings: character embeddings for rare words, high dropout, averaged weights."""
     return ReadingConfig(
         preset="squad",
         data=DataSettings(batch_tokens=12_000, longest=400, rare=2, valid=500),

@@ -38,7 +38,7 @@ def small() -> SentimentConfig:
 
 
 def sst() -> SentimentConfig:
-    """SST-2 from its trees (--data sst/trees), phrases included: recurrent, much dropout, no vectors from elsewhere."""
+    """SST-2 from its trees (--data sst/trees), trained on phrases too: recurrent, without pretrained embeddings."""
     return SentimentConfig(
         preset="sst",
         data=DataSettings(
