@@ -97,7 +97,7 @@ def hard(scores: Vector) -> list[float]:
     return [1.0 if j == best else 0.0 for j in range(len(scores))]
 
 
-# Masks: each is a predicate that returns whether query i may attend key j.
+# Masks: each is a predicate that returns whether query i may attend to key j.
 
 
 def causal(offset: int = 0) -> Allowed:

@@ -31,7 +31,7 @@ SMALL = Setting(size=8, kernel=3, reach=2)
         ("self-attention, matrix formed", 11, Met(1, 1)),
         ("linear attention", 11, Met(1, 1)),
         ("recurrent (GRU)", 11, Met(1, 11)),
-        # Each query attends its own position and two positions on each side.
+        # Each query attends to its own position and two positions on each side.
         ("restricted self-attention", 3, Met(1, 1)),
         ("restricted self-attention", 4, Met(2, 2)),
         ("restricted self-attention", 11, Met(5, 5)),

@@ -154,7 +154,7 @@ def test_a_score_without_a_derivative_lets_the_values_learn(name: str) -> None:
 
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 def test_the_query_of_an_empty_row_does_not_reach_a_score(backend: str) -> None:
-    """The score divides by the norm of the query; the query that may attend no key is 0."""
+    """The score divides by the norm of the query; the query that may attend to no key is 0."""
     mask = torch.ones(60, 60, dtype=torch.bool)
     mask[5] = False
     query, key = torch.rand(1, 2, 60, 8) + 0.1, torch.rand(1, 2, 60, 8) + 0.1

@@ -116,7 +116,7 @@ def test_flops_of_a_causal_call() -> None:
 
 
 def test_flops_of_a_window() -> None:
-    """Each of 1,024 queries attends its own key and the 3 before it; at the start 3 + 2 + 1 pairs are missing."""
+    """Each of 1,024 queries attends to its own key and the 3 before it; at the start 3 + 2 + 1 pairs are missing."""
     plan = regard.explain(*LONG, mask=regard.window(3, 0))
     assert plan.flops == pytest.approx(4 * (1024 * 4 - 6) * (2 * 32 + 2 * 32), rel=1e-3)
 
@@ -151,7 +151,7 @@ def test_tensors_without_data_are_explained() -> None:
 @pytest.mark.parametrize(
     ("queries", "mask", "dropped"),
     [
-        # One query after twenty cached keys may attend all 21 keys.
+        # One query after twenty cached keys may attend to all 21 keys.
         (1, regard.causal(offset=20), True),
         (1, regard.causal(offset=19), False),
         (2, regard.causal(offset=20), True),

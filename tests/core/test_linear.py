@@ -263,8 +263,8 @@ def test_leading_axes_broadcast_and_heads_may_be_missing(name: str, causal: bool
     assert_close(run(query[0, 0], key[0, 0], value[0, 0]), expected[0, 0])
     assert_close(run(query[0], key[0], value[0]), expected[0])
     assert_close(run(query[None], key, value[None, None]), expected[None, None])
-    # Tensors broadcast: a batch of queries attends keys and values of one sequence, and one query attends a batch of
-    # keys and values.
+    # Tensors broadcast: a batch of queries attends to keys and values of one sequence, and one query attends to a batch
+    # of keys and values.
     assert_close(run(query, key[:1], value[:1])[1], run(query[1], key[0], value[0]))
     assert_close(run(query[0], key, value)[1], run(query[0], key[1], value[1]))
     assert_close(

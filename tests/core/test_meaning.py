@@ -63,7 +63,7 @@ def test_empty_rows_give_zeros_and_touch_nothing(path: str, how: str) -> None:
     for result in (learned.output, learned.weights, learned.gradients[0]):
         assert torch.count_nonzero(result[:, :, [1, 3]]) == 0
 
-    # The rows that attend keys have the same results as in a call without the empty rows.
+    # The rows that attend to keys have the same results as in a call without the empty rows.
     expected = learn(path, inputs, rows=[0, 2, 4])
     assert_close(learned.output[:, :, [0, 2, 4]], expected.output[:, :, [0, 2, 4]])
     assert_close(learned.weights[:, :, [0, 2, 4]], expected.weights[:, :, [0, 2, 4]])
@@ -507,7 +507,7 @@ def test_padding_does_not_reach_a_score_of_ones_own(
 
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 def test_a_row_with_nothing_to_attend_does_not_reach_a_score_of_ones_own(backend: str) -> None:
-    """A NaN key that only query 7 attends changes no other query's result, not even that of query 0, which attends
+    """A NaN key that only query 7 attends changes no other query's result, not even that of query 0, which attends to
     nothing."""
     mask = torch.ones(8, 8, dtype=torch.bool)
     mask[0] = mask[7] = mask[1:, 5:] = False

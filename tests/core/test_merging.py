@@ -180,8 +180,8 @@ def test_gradients_of_merged_parts(path: str, place: str) -> None:
 
 
 def test_worked_by_hand() -> None:
-    """Two attention results over parts of the keys are merged with weights 3 : 1; one row attends only the second part,
-    one attends nothing."""
+    """Two attention results over parts of the keys are merged with weights 3 : 1; one row attends only to the second
+    part, one attends to nothing."""
     first = (torch.tensor([[4.0], [torch.nan], [0.0]]), torch.tensor([math.log(3.0), -math.inf, -math.inf]))
     second = (torch.tensor([[8.0], [7.0], [0.0]]), torch.tensor([0.0, 2.0, -math.inf]))
     merged = regard.merge([first, second])

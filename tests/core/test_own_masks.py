@@ -24,7 +24,7 @@ def wanted(allowed: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor
 
 @dataclass(frozen=True, eq=False)
 class SameParity(regard.Mask):
-    """Query i may attend key j if i − j is even."""
+    """Query i may attend to key j if i − j is even."""
 
     def allowed(self, rows, columns, device):
         return torch.arange(rows.start, rows.stop)[:, None] % 2 == torch.arange(columns.start, columns.stop) % 2
@@ -36,7 +36,7 @@ class SameParity(regard.Mask):
 
 @dataclass(frozen=True, eq=False)
 class FirstKeys(SameParity):
-    """Every query may attend the first `count` keys. The method `clauses` describes this to kernels."""
+    """Every query may attend to the first `count` keys. The method `clauses` describes this to kernels."""
 
     count: int
 

@@ -129,7 +129,7 @@ def test_masked_keys_and_values_have_no_effect(poison: float, score: str, normal
 @pytest.mark.parametrize("request_", [*REQUESTS])
 @pytest.mark.parametrize("normalize", NORMALIZERS[:4], ids=lambda record: record.name)
 def test_attended_nan_is_not_lost(mask: str, request_: str, normalize: regard.Normalizer) -> None:
-    """Requested weights are NaN where those of the reference are; some rows are empty, and some attend no NaN."""
+    """Requested weights are NaN where those of the reference are; some rows are empty, and some attend to no NaN."""
     tensors = drawn(6)
     tensors[0][0, 0, 4, 1], tensors[1][1, 1, 2, 3] = math.nan, math.nan
     # A query of NaN has no effect if the mask leaves it no key, as some masks do for query 2.

@@ -43,7 +43,7 @@ def test_calls_on_a_gpu_agree_with_the_reference(seed: int) -> None:
         plain = drawn.call(tensors, "reference")
         true = drawn.call([tensor.double() for tensor in tensors], "reference")
         if any(exact.isnan().any() for exact in true):
-            # A NaN may reach queries that do not attend it (docs/attention.md), but those that do must return NaN.
+            # A NaN may reach queries that do not attend to it (docs/attention.md), but those that do must return NaN.
             for one, exact in zip(found, true, strict=True):
                 assert one.isnan()[exact.isnan()].all(), drawn
             continue

@@ -190,7 +190,7 @@ def test_what_a_kernel_makes_of_an_empty_row_does_not_change_the_meaning(
         "lengths and dense": regard.padding([0, 500]) & regard.dense(torch.ones(600, 600, dtype=torch.bool).tril()),
         "shifted": regard.causal(-3),
         "window": regard.window(4, 0, offset=-2),
-        # All queries attend some key; only the padding rows of the last block of the band attend none.
+        # All queries attend to some key; only the padding rows of the last block of the band attend none.
         "window, all rows see": regard.window(4, 0),
     }[how]
     calls = []

@@ -40,7 +40,7 @@ def test_lengths_under_the_interpreter(queries: int, keys: int, workers: int, na
     query, key = torch.randn(3, 4, queries, f_size), torch.randn(3, groups, keys, f_size)
     value, weight = torch.randn(3, groups, keys, e_size), WEIGHTS[name](f_size)
     key[2, :, 5:], value[2, :, 5:], key[1] = torch.nan, torch.inf, torch.nan
-    # The three sequences attend all keys, no key and five keys.
+    # The three sequences attend to all keys, no key and five keys.
     lengths = torch.tensor([keys, 0, 5])
     tensors = [tensor.double() for tensor in (query, key, value)]
     mask = regard.padding(lengths)

@@ -69,7 +69,7 @@ def drawn(size: int, value_size: int, queries: int, dtype: torch.dtype, tokens_f
 
 
 def finite(tensor: Tensor) -> Tensor:
-    """Return the tensor with 0 in place of −inf, which is the log-sum-exp of a query that attends no key."""
+    """Return the tensor with 0 in place of −inf, which is the log-sum-exp of a query that attends to no key."""
     return torch.where(tensor > -math.inf, tensor, 0.0)
 
 
@@ -267,7 +267,7 @@ def test_keys_that_no_query_attends_are_not_read() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_keys_between_those_of_two_queries(dtype: torch.dtype) -> None:
-    """No query attends the keys of the second document, so NaN in these keys does not reach the gradients."""
+    """No query attends to the keys of the second document, so NaN in these keys does not reach the gradients."""
     torch.manual_seed(3)
     query, key, value = (torch.randn(1, 2, length, 16).to(dtype) for length in (6, 11, 11))
     key[:, :, 4:7] = math.nan
@@ -395,7 +395,7 @@ def test_second_derivatives(call: str, request_name: str) -> None:
 
 @pytest.mark.parametrize("size", [16, 20])
 def test_values_that_are_nan_behind_a_causal_mask(size: int) -> None:
-    """Only the last query attends the NaN value. The compiled loops refuse the call; another backend computes it."""
+    """Only the last query attends to the NaN value. The compiled loops refuse the call; another backend computes it."""
     torch.manual_seed(1)
     query, key, value = (torch.randn(2, 3, 23, size) for _ in range(3))
     value[:, :, -1] = math.nan

@@ -113,7 +113,7 @@ MASKS = {
     "none": lambda device: None,
     "causal": lambda device: regard.causal(),
     "window": lambda device: regard.window(9, 4),
-    "ahead": lambda device: regard.window(2, 3, offset=28),  # with this window, the last queries attend no key
+    "ahead": lambda device: regard.window(2, 3, offset=28),  # with this window, the last queries attend to no key
     "lengths": lambda device: regard.padding(torch.tensor([0, 23], device=device)),
     "both": lambda device: regard.causal() & regard.padding(torch.tensor([5, 37], device=device)),
 }

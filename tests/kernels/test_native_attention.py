@@ -120,7 +120,7 @@ def test_gradients_of_weights_and_output(name: str) -> None:
 
 
 def test_scores_of_a_single_key_have_no_gradient() -> None:
-    """The first query of a causal call attends a single key, whose weight is 1 whatever the score is."""
+    """The first query of a causal call attends to a single key, whose weight is 1 whatever the score is."""
     query, key, value, weight = drawn(128, 130, 1.0, False)
     leaves = [query[:, :, :1].clone().requires_grad_(), weight.requires_grad_()]
     score = regard.Additive(leaves[1])

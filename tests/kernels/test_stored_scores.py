@@ -141,7 +141,7 @@ def test_all_weights(device: str, learned: str, keys: int, size: int) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_weights_beside_nan(device: str) -> None:
-    """A key of NaN makes the output and the weights NaN of queries that attend it, and of no other query."""
+    """A key of NaN makes the output and the weights NaN of queries that attend to it, and of no other query."""
     from regard.kernels.triton.additive.operator import kernel_pairs, stored_weights
 
     torch.manual_seed(9)

@@ -143,7 +143,7 @@ def test_output_and_weights_by_one_kernel(
 @pytest.mark.parametrize("raw", [False, True], ids=["aligned", "as given"])
 @pytest.mark.parametrize("case", [case for case in CASES if case != "large scores"])
 def test_masked_output_and_weights_by_one_kernel(case: str, raw: bool, device: str) -> None:
-    """Values of NaN and Inf reach the output of the rows that attend them and of no others, and change no weight."""
+    """Values of NaN and Inf reach the output of the rows that attend to them and of no others, and change no weight."""
     from regard.core.backends.kernel_arguments import by_pairs, pairs_of
     from regard.kernels.triton.full_weights import attended
 

@@ -10,7 +10,7 @@ import regard
 SHAPES = (
     (1, 1, 1, 151, 151, 16, 16, -20, 0),
     (2, 2, 1, 71, 97, 16, 32, -7, 9),
-    (1, 1, 1, 71, 41, 16, 16, -5, -30),  # with this window, most queries attend no key
+    (1, 1, 1, 71, 41, 16, 16, -5, -30),  # with this window, most queries attend to no key
     (1, 2, 1, 71, 211, 32, 16, 60, 90),
     (1, 1, 1, 67, 67, 128, 64, -9, 0),  # for head sizes above 64, the kernel uses other tile sizes
 )

@@ -21,7 +21,7 @@ from regard.nn.transformer import TransformerDecoderLayer, TransformerEncoderLay
 BATCH, QUERIES, KEYS, SIZE, HEADS = 3, 5, 7, 12, 4
 SIZES = [{}, {"kdim": 10}, {"vdim": 11}, {"kdim": 10, "vdim": 11}, {"kdim": 10, "vdim": 10}]
 OPTIONS = list(itertools.product(SIZES, (True, False), (True, False)))
-LOWER = torch.ones(QUERIES, KEYS).triu(2).bool()  # True = masked, as in torch; every query may attend a key
+LOWER = torch.ones(QUERIES, KEYS).triu(2).bool()  # True = masked, as in torch; every query may attend to a key
 # True marks padding; every sequence has at least one real key.
 LATE = torch.arange(KEYS) >= torch.tensor([[7], [4], [1]])
 PAIR_MASKS: dict[str, Tensor | None] = {

@@ -254,7 +254,7 @@ def window_of(place: int, length: int) -> set[int]:
 @pytest.mark.usefixtures("as_installed")
 @pytest.mark.parametrize("estimator", ["straight_through", "gumbel", "reinforce"])
 def test_hard_locking_learns_by_each_estimator(estimator):
-    """Training with a reward for attending one key increases the attention weight of this key."""
+    """Training with a reward for attending to one key increases the attention weight of this key."""
     torch.manual_seed(3)
     layer = a_layer("hard", lock=Hard(estimator))
     query, memory, _ = inputs()

@@ -103,7 +103,7 @@ def test_requests_are_answered_across_blocks(request_: Request) -> None:
     right = request_.of(plain(positions, query, key, value, Softmax(), causal())[1])
     if isinstance(found, Top):
         assert isinstance(right, Top)
-        # The first three queries attend fewer keys than `top` requests, so their indices are not compared.
+        # The first three queries attend to fewer keys than `top` requests, so their indices are not compared.
         assert torch.equal(found.indices[:, :, 3:], right.indices[:, :, 3:])
         found, right = found.values, right.values
     assert_close(found, right, rtol=0, atol=1e-12)

@@ -100,7 +100,7 @@ MASKS: dict[str, tuple[Callable[[Tensor], Any], Allowed]] = {
         lambda part: regard.causal() | regard.segments(part, part), lambda i, j: causal(i, j) | segments(i, j),
     ),
     "not window": (lambda part: ~regard.window(5, 5), lambda i, j: ~window(5, 5)(i, j)),
-    "empty rows": (  # the first 10 queries of each sequence, and all queries of the second sequence, attend no key
+    "empty rows": (  # the first 10 queries of each sequence, and all queries of the second sequence, attend to no key
         lambda part: regard.causal(-10) & regard.padding([40, 0]),
         lambda i, j: (j <= i - 10)[None] & torch.tensor([True, False])[:, None, None, None],
     ),

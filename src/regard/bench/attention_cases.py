@@ -19,7 +19,7 @@ from regard.kernels import cuda_graphs
 from regard.kernels.additive import pair_loops
 
 Make = Callable[[], Run]  # a function that prepares a contender, or raises an error if it cannot run
-ROWS = slice(-64, None)  # the queries whose outputs are compared with float64: the last ones attend the most keys
+ROWS = slice(-64, None)  # the queries whose outputs are compared with float64: the last ones attend to the most keys
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ def attention(
 
     query (…, h, q, d), key (…, g, k, d), value (…, g, k, e) → output (…, h, q, e). Leading axes broadcast; the head
     axis may be missing; h is a multiple of g, and query head i attends to key head i // (h / g). The output of a query
-    that may attend no key is zero.
+    that may attend to no key is zero.
 
     >>> out = attention(torch.tensor([[1.0, 0.0]]), torch.eye(2), torch.eye(2), score=lambda q, k: q @ k.mT)
     >>> out.output

@@ -44,7 +44,7 @@ class Clauses:
 
     @property
     def by_key(self) -> bool:
-        """Return whether every query may attend the same keys, so that one row of the mask represents all rows."""
+        """Return whether every query may attend to the same keys, so that one row of the mask represents all rows."""
         return not self.banded and len(self.segments) == 0 and all(t.shape[-2] == 1 for t in self.dense)
 
     def __and__(self, other: "Clauses") -> "Clauses":

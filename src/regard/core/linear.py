@@ -174,7 +174,7 @@ def _segments(
 
     outputs = []
     if causal:
-        # No query attends the keys after the last query's position; queries after the last key attend all keys.
+        # No query attends to the keys after the last query's position; queries after the last key attend to all keys.
         keys = min(queries, keys)
         key, value, keep = key[..., :keys, :], value[..., :keys, :], None if keep is None else keep[..., :keys]
     # Split, not sliced: the gradient of each slice would be a tensor of the whole length, so together quadratic.
@@ -219,7 +219,7 @@ def _absorb(
 
 
 def _recall(state: LinearState, query: Float[Tensor, "... q r d"], features: Features) -> Float[Tensor, "... q r e"]:
-    """Return the output of these queries, which attend all keys whose sums are in `state`."""
+    """Return the output of these queries, which attend to all keys whose sums are in `state`."""
     log = isinstance(features, LogFeatures)
     queries, shift = _mapped(features, query), state.shift[..., None, None, :]
     if log:
@@ -239,7 +239,7 @@ def _advance(
 ) -> tuple[Float[Tensor, "... n r e"], LinearState]:
     """Return the causal output of these queries, and the sums `state` with the keys of this segment added.
 
-    Each query attends the keys whose sums are in `state`, and the keys of this segment up to the query's position.
+    Each query attends to the keys whose sums are in `state`, and the keys of this segment up to the query's position.
     """
     log, length = isinstance(features, LogFeatures), key.shape[-2]
     queries, (keys, values) = _mapped(features, query), _memory(key, value, keep, features)
@@ -264,9 +264,10 @@ def _advance(
         shifts = state.shift.unsqueeze(-2).expand(*state.shift.shape[:-1], keys.shape[-3] + 1, -1)
     before, after = shifts[..., :-1, :], shifts[..., 1:, :]
 
-    # Within a chunk, each query first attends the key at its own position. Then the chunk is halved repeatedly, and the
-    # queries in the second half of each part attend the keys in its first half. So no key is multiplied with an earlier
-    # query. `peaks` at the end of the first half splits the exponent of each pair into two terms that are both ≤ 0.
+    # Within a chunk, each query first attends to the key at its own position. Then the chunk is halved repeatedly, and
+    # the queries in the second half of each part attend to the keys in its first half. So no key is multiplied with an
+    # earlier query. `peaks` at the end of the first half splits the exponent of each pair into two terms that are both
+    # ≤ 0.
     own = _lift(queries, keys.unsqueeze(-2), True, largest) if log else queries * keys.unsqueeze(-2)
     output = own.sum(-1, keepdim=True) * values.unsqueeze(-2)
     for half in _halves(chunk):
@@ -277,7 +278,7 @@ def _advance(
         reading = _read(second, first.mT, values.unflatten(-2, (-1, 2, half))[..., 0, :, :])
         output = output + F.pad(reading, (0, 0, 0, 0, half, 0)).flatten(-4, -3)
 
-    # Across chunks, each query attends the keys of earlier chunks through their summary.
+    # Across chunks, each query attends to the keys of earlier chunks through their summary.
     summary = _joined(state)
     summaries: list[Tensor] = []
     decay = (before - after).exp().unsqueeze(-1)

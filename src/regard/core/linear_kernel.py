@@ -89,7 +89,7 @@ def attend(problem: Problem, features: Features, causal: bool) -> Tensor:
         # A query without allowed keys must not affect any result, even if it is NaN.
         query = torch.where(filled(keep, query.shape[-2], causal).unsqueeze(-1), query, 0)
         keep = keep.expand(*key.shape[:-1]).reshape(-1, *key.shape[-3:-1])
-    if causal and key.shape[-2] > query.shape[-2]:  # no query attends the keys after the last query's position
+    if causal and key.shape[-2] > query.shape[-2]:  # no query attends to the keys after the last query's position
         seen = query.shape[-2]
         key, value, keep = key[..., :seen, :], value[..., :seen, :], None if keep is None else keep[..., :seen]
     rows, keys, values = (t.reshape(-1, *t.shape[-3:]) for t in (query, key, value))

@@ -1,4 +1,4 @@
-"""Local attention (Luong et al. 2015, section 3.2): each query attends a window of keys around a centre position.
+"""Local attention (Luong et al. 2015, section 3.2): each query attends to a window of keys around a centre position.
 
 The centre may be learned, and may differ for every query. Only the keys in the window are scored, so time and memory
 are O(q · window), independent of the number of keys. For dot products there are kernels (`backends/local_kernels`). For

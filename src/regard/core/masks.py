@@ -38,8 +38,8 @@ class Blocks(NamedTuple):
 class Coarse(NamedTuple):
     """A conservative summary of a mask by blocks: two bool tensors (…, row blocks, column blocks).
 
-    Where `some` is False, no query of the block may attend any key of the block. Where `every` is True, each query of
-    the block may attend each key of the block.
+    Where `some` is False, no query of the block may attend to any key of the block. Where `every` is True, each query
+    of the block may attend to each key of the block.
     """
 
     some: Tensor
@@ -109,7 +109,7 @@ class Mask:
         return None
 
     def by_key(self) -> bool:
-        """Return whether all queries may attend the same keys, as linear attention requires."""
+        """Return whether all queries may attend to the same keys, as linear attention requires."""
         return False
 
     def restricting(self, queries: int, keys: int) -> "Mask | None":
@@ -134,8 +134,8 @@ def as_mask(mask: "Mask | Tensor") -> Mask:
 
 @dataclass(frozen=True)
 class Band(Mask):
-    """Query i may attend key j if low ≤ j − i ≤ high; a bound of None does not restrict. Causal masks and windows are
-    bands."""
+    """Query i may attend to key j if low ≤ j − i ≤ high; a bound of None does not restrict. Causal masks and windows
+    are bands."""
 
     low: int | None
     high: int | None
@@ -182,14 +182,14 @@ class Band(Mask):
         return Band(None if self.low is None else self.low + offset, None if self.high is None else self.high + offset)
 
     def allows_all(self, queries: int, keys: int) -> bool:
-        """Return whether every query may attend every key, as under a causal mask a single query at the last position
-        may."""
+        """Return whether every query may attend to every key, as under a causal mask a single query at the last
+        position may."""
         return (self.low is None or self.low <= 1 - queries) and (self.high is None or self.high >= keys - 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Padding(Mask):
-    """Every query may attend the keys at positions less than the length of the sequence."""
+    """Every query may attend to the keys at positions less than the length of the sequence."""
 
     lengths: Int[Tensor, "*lead"]
     plain: bool = False  # whether the caller gave the lengths as Python numbers, not as a tensor
@@ -232,7 +232,7 @@ class Padding(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Segments(Mask):
-    """A query may attend the keys that have the same segment id as the query."""
+    """A query may attend to the keys that have the same segment id as the query."""
 
     query_ids: Int[Tensor, "... q"]
     key_ids: Int[Tensor, "... k"]
@@ -335,7 +335,7 @@ class Joined(Mask):
 
 @dataclass(frozen=True, eq=False)
 class And(Joined):
-    """A query may attend a key if both masks allow it."""
+    """A query may attend to a key if both masks allow it."""
 
     def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
         return self.left.allowed(rows, columns, device) & self.right.allowed(rows, columns, device)
@@ -357,7 +357,7 @@ class And(Joined):
 
 @dataclass(frozen=True, eq=False)
 class Or(Joined):
-    """A query may attend a key if at least one of the two masks allows it."""
+    """A query may attend to a key if at least one of the two masks allows it."""
 
     def allowed(self, rows: Span, columns: Span, device: torch.device) -> Bool[Tensor, "..."]:
         return self.left.allowed(rows, columns, device) | self.right.allowed(rows, columns, device)
@@ -369,7 +369,7 @@ class Or(Joined):
 
 @dataclass(frozen=True, eq=False)
 class Not(Mask):
-    """A query may attend a key if the inner mask does not allow it."""
+    """A query may attend to a key if the inner mask does not allow it."""
 
     mask: Mask
 
@@ -400,7 +400,7 @@ class Not(Mask):
 
 
 def causal(offset: int = 0) -> Mask:
-    """Return the mask in which query i may attend keys j ≤ i + offset, aligned to the top left.
+    """Return the mask in which query i may attend to keys j ≤ i + offset, aligned to the top left.
 
     If the q queries are at the last positions of c + q keys, the offset is c. A layer with a cache adds the cache's
     length itself: write `causal()` there.
@@ -415,7 +415,7 @@ _CAUSAL = Band(None, 0)  # the one object that `causal()` without an offset retu
 
 
 def window(before: int, after: int, offset: int = 0) -> Mask:
-    """Return the mask in which query i may attend key i + offset, `before` keys before it and `after` keys after it.
+    """Return the mask in which query i may attend to key i + offset, `before` keys before it and `after` keys after it.
 
     `offset` means the same as in `causal`; a layer with a cache adds the cache's length itself.
     """
@@ -451,7 +451,8 @@ def padding(lengths: Tensor | Sequence[int] | int) -> Mask:
 
 
 def segments(query_ids: Tensor | Sequence[int], key_ids: Tensor | Sequence[int]) -> Mask:
-    """Return the mask in which a query may attend the keys of its own segment, for several sequences packed into one.
+    """Return the mask in which a query may attend to the keys of its own segment, for several sequences packed into
+    one.
 
     The ids have shapes (…, q) and (…, k); their leading axes correspond to the first axes of the scores, as in
     `padding`.

@@ -18,7 +18,7 @@ def merge(parts: Sequence[Part]) -> Attended:
 
     A part is an `Attended` with `weights=logsumexp()`, or a pair of an output (…, q, e) and a log-sum-exp (…, q). The
     `weights` of the result are the log-sum-exp over all parts, so the result can be merged again. Where a row attends
-    no key of a part (log-sum-exp −inf), the part adds nothing to that row.
+    to no key of a part (log-sum-exp −inf), the part adds nothing to that row.
 
     >>> from regard.core.attention import attention
     >>> from regard.core.requests import logsumexp
@@ -35,8 +35,8 @@ def merge(parts: Sequence[Part]) -> Attended:
     empty = logs == -math.inf
     best = logs.detach().amax(0)
     best = torch.where(best == -math.inf, 0, best)
-    # A row that attends no key of a part has a log-sum-exp of −inf in that part. The −inf is replaced by 0 before exp,
-    # and the weight of the part by 0 after exp, so that neither the value nor the gradient is NaN.
+    # A row that attends to no key of a part has a log-sum-exp of −inf in that part. The −inf is replaced by 0 before
+    # exp, and the weight of the part by 0 after exp, so that neither the value nor the gradient is NaN.
     shares = torch.where(empty, 0, torch.exp(torch.where(empty, 0, logs) - best))
     whole = shares.sum(0)
     filled = ~empty.all(0)

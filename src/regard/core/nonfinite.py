@@ -1,11 +1,11 @@
 """Non-finite values: NaN and Inf at masked keys and values must not reach the output, not even as 0 · NaN.
 
 A matrix product cannot skip masked pairs. So non-finite keys and values are replaced by finite ones before the product,
-and NaN or Inf is written afterwards to the output rows that attend them. Keys that no query may attend are replaced by
-zeros, which also excludes numbers whose products would overflow. Where possible, the keys that no query may attend are
-computed from each rule of the mask (band, lengths, ids) alone, without evaluating pairs; otherwise from the pairs, one
-block of rows at a time. On the CPU keys and values are inspected first, and replaced only if they hold NaN or Inf. On a
-GPU inspecting them would be a synchronisation, so they are always replaced.
+and NaN or Inf is written afterwards to the output rows that attend to them. Keys that no query may attend are replaced
+by zeros, which also excludes numbers whose products would overflow. Where possible, the keys that no query may attend
+are computed from each rule of the mask (band, lengths, ids) alone, without evaluating pairs; otherwise from the pairs,
+one block of rows at a time. On the CPU keys and values are inspected first, and replaced only if they hold NaN or Inf.
+On a GPU inspecting them would be a synchronisation, so they are always replaced.
 """
 
 import functools
@@ -105,7 +105,7 @@ def finite(*tensors: Tensor) -> bool:
 def cleaned(problem: Problem) -> tuple[Problem, Tensor | None]:
     """Return the problem with finite keys and values, and a tensor to add to its output, or None.
 
-    The tensor to add holds NaN and Inf where a query attends a value of NaN or Inf, and 0 elsewhere. Non-finite keys
+    The tensor to add holds NaN and Inf where a query attends to a value of NaN or Inf, and 0 elsewhere. Non-finite keys
     are recorded in `bad_keys` of the problem.
     """
     if problem.bad_keys is not None or 0 in problem.shape or not needs_cleaning(problem):
@@ -184,7 +184,7 @@ def _blocks(problem: Problem) -> Iterator[Bool[Tensor, "... rows k"]]:
 
 
 def _attended(problem: Problem) -> Tensor:
-    """Return inf, −inf or NaN where a query attends a value that is not finite, and 0 elsewhere, as the output."""
+    """Return inf, −inf or NaN where a query attends to a value that is not finite, and 0 elsewhere, as the output."""
     value = problem.repeat(problem.value.detach()).to(problem.dtype)
     marks: list[Tensor] = []
     for allowed in _blocks(problem):

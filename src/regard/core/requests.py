@@ -183,7 +183,7 @@ def _positions(index: int | Sequence[int]) -> Tensor:
 def top(k: int) -> Request:
     """Request the k largest weights of each query as `Top(values, indices)`, (…, h, q, k).
 
-    If there are fewer than k keys, the last axis is as long as the keys. Where a query may attend fewer than k keys,
+    If there are fewer than k keys, the last axis is as long as the keys. Where a query may attend to fewer than k keys,
     the missing ones have weight 0 and index −1. To gather values with the indices write `indices.clamp_min(0)`: the
     entries gathered for −1 have weight 0.
     """
@@ -206,7 +206,7 @@ def entropy() -> Request:
 
 
 def logsumexp() -> Request:
-    """Request ln Σ exp(s) over the keys that each query may attend, (…, h, q); −inf where it may attend nothing.
+    """Request ln Σ exp(s) over the keys that each query may attend, (…, h, q); −inf where it may attend to nothing.
 
     `regard.merge` uses the result to combine attention over parts of the keys. The scores s include the bias, and
     dropout has no effect on them. For half-precision inputs the result is float32. Only softmax supports this request.

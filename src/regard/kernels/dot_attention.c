@@ -37,7 +37,7 @@ enum { NOTHING, ALL_WEIGHTS, RECEIVED, ENTROPY, SOME_ROWS, LOG_SUM_EXP };
  * eight bytes in the order of these fields. */
 typedef struct {
     long batch, heads, kv_heads, queries, keys, size, value_size, half, normalizer;
-    long banded_low, low, banded_high, high; /* query i attends only keys j with low <= j - i <= high */
+    long banded_low, low, banded_high, high; /* query i attends only to keys j with low <= j - i <= high */
     long query[3], key[3], value[3], output[3]; /* strides of the axes batch, head and token */
     long bias[4], allowed[4];                   /* strides of the axes batch, head, query and key */
     long query_ids, key_ids;                    /* strides of the segment ids along the batch axis */
@@ -346,7 +346,7 @@ static void find_ranges(call *c) {
 typedef struct { long b, h, row, rows, first, last; } block;
 
 /* Returns the block of the given rows, with the keys from the first to the last that any of these rows attends. If they
- * attend no key, the block is empty and its first key is `origin`. */
+ * attend to no key, the block is empty and its first key is `origin`. */
 static block block_of(const call *c, long b, long h, long row, long rows, long origin) {
     block found = {b, h, row, rows, c->s->keys, 0};
     for (long i = row; i < row + rows; i++) {
@@ -432,7 +432,7 @@ static void give_log_sum(const call *c, const block *at, long i, float big, floa
         c->requested[(at->b * c->s->heads + at->h) * c->s->queries + i] = big + logf(total);
 }
 
-/* Sets the weights of a row that attends no key to 0. Returns whether the n products of its query with keys were
+/* Sets the weights of a row that attends to no key to 0. Returns whether the n products of its query with keys were
  * finite: a NaN or infinity in the query would make the gradients of these keys NaN. */
 static int clear(float *scores, long n, long width) {
     float check = 0.0f;
@@ -621,7 +621,7 @@ static const char *change_of(const call *c, long b, long h, long row) {
     return slice(c->change, c->change_strides, c->s->half, b, h) + row * c->change_strides[2] * bytes(c->s);
 }
 
-/* HARD: writes, for each row of a block, the value of its best key, or zeros if the row attends no key. The weights in
+/* HARD: writes, for each row of a block, the value of its best key, or zeros if the row attends to no key. The weights in
  * `scores` are one-hot. */
 static void pick(const call *c, const block *at, const float *scores, long width, const float *values, long stride,
                  float *out, long out_width) {

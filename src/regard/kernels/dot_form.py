@@ -25,8 +25,8 @@ _QUERY, _BIAS, _IDS, _REQUEST = 13, 25, 33, 36
 class Limits(NamedTuple):
     """The tensors that mask or change the scores; each of them may be None.
 
-    Query i attends key j if j < lengths (b,), int64; if query_ids (b, q) and key_ids (b, k), int64, are equal; and if
-    `allowed` (b, h, q, k) is true. `bias` (b, h, q, k) and −slopes (h,) · |i + offset − j|, in float32, are added to
+    Query i attends to key j if j < lengths (b,), int64; if query_ids (b, q) and key_ids (b, k), int64, are equal; and
+    if `allowed` (b, h, q, k) is true. `bias` (b, h, q, k) and −slopes (h,) · |i + offset − j|, in float32, are added to
     the scores. `bias`, `allowed` and the ids may broadcast.
     """
 
@@ -127,9 +127,9 @@ def form(
     """Return the `Form` of calls with query (b, h, q, d), key (b, g, k, d) and value (b, g, k, e).
 
     The tensors may lack the batch axis. Scores are scale · q · k + shift, or softcap · tanh(scale · q · k / softcap) +
-    shift if `softcap` is above 0. With the band (low, high), query i attends only keys j with low ≤ j − i ≤ high. The
-    request is one of nothing, weights, received, entropy, rows and logsumexp (with softmax only). Only the normaliser
-    "power" uses `alpha`. `dropout` must be less than 1; requested weights are those before dropout.
+    shift if `softcap` is above 0. With the band (low, high), query i attends only to keys j with low ≤ j − i ≤ high.
+    The request is one of nothing, weights, received, entropy, rows and logsumexp (with softmax only). Only the
+    normaliser "power" uses `alpha`. `dropout` must be less than 1; requested weights are those before dropout.
     """
     batch = query.shape[0] if query.ndim == 4 else 1
     heads, queries, size = query.shape[-3:]

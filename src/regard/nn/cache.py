@@ -15,7 +15,7 @@ _FIRST = 32  # initial capacity of a growing cache, in positions
 
 
 class KeyValueCache:
-    """Keys and values of earlier positions: each decoding step appends its keys and values, and attends all of them.
+    """Keys and values of earlier positions: each decoding step appends its keys and values, and attends to all of them.
 
     There are three kinds of caches. By default, storage is doubled when it is full, up to `capacity`. With
     `static=True` the whole capacity is allocated at the first step, shapes never change and the length is a tensor on

@@ -26,7 +26,7 @@ class CoverageAttention(nn.Module):
     """w · tanh(W s_i + V h_j + u c_ij + b) with the coverage c_i = Σ_{t<i} α_t (See et al. 2017, eq. 11).
 
     With a `fertility` N each key may receive a total weight of Φ_j = N · σ(v · h_j): c_i = Σ_{t<i} α_t / Φ (the
-    linguistic coverage of Tu et al. 2016). The loss against attending a key twice is
+    linguistic coverage of Tu et al. 2016). The loss against attending to a key twice is
     `regard.nn.losses.coverage_penalty` of the weights.
 
     The `state` that `attend` takes and returns is a tuple of one tensor: the coverage c after the last query, (b, k).

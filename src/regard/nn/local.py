@@ -1,4 +1,4 @@
-"""Local attention: each query chooses a position of the memory, then attends the keys around it."""
+"""Local attention: each query chooses a position of the memory, then attends to the keys around it."""
 
 from typing import Literal
 

@@ -159,9 +159,9 @@ class TransformerDecoderLayer(nn.Module):
     """Self-attention, attention to the memory, and feed-forward (Vaswani et al. 2017, section 3.1).
 
     In the first attention, queries, keys and values are projections of x; in the second attention, keys and values are
-    projections of the encoder's outputs. Give `mask=causal()` for a decoder that must not attend later positions. With
-    a `cache` only new positions are given, and `memory_cache` stores the memory's keys and values, projected at the
-    first call.
+    projections of the encoder's outputs. Give `mask=causal()` for a decoder that must not attend to later positions.
+    With a `cache` only new positions are given, and `memory_cache` stores the memory's keys and values, projected at
+    the first call.
 
     >>> layer = TransformerDecoderLayer(MultiHeadAttention(8, 2), MultiHeadAttention(8, 2), FeedForward(8, 32))
     >>> layer(torch.zeros(2, 3, 8), torch.zeros(2, 5, 8)).output.shape

@@ -19,7 +19,8 @@ class Layout:
     """The division of a sequence over `size` processes, as seen from process `rank`.
 
     If it is balanced, the sequence has 2 · size chunks, and process r holds chunks r and 2 · size − 1 − r. Under a
-    causal mask late queries attend more keys than early ones: this order of chunks balances the work of the processes.
+    causal mask late queries attend to more keys than early ones: this order of chunks balances the work of the
+    processes.
     """
 
     size: int

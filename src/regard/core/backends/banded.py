@@ -86,7 +86,7 @@ def _padded(tensor: Tensor, rules: Clauses, blocks: int) -> Tensor:
 
 
 def _band(rules: Clauses, queries: int, keys: int, blocks: int, device: torch.device) -> Bool[Tensor, "blocks rows c"]:
-    """Return whether row t of block r may attend column c of the block's range, which is key r · _ROWS + low + c."""
+    """Return whether row t of block r may attend to column c of the block's range, which is key r · _ROWS + low + c."""
     place, row = torch.arange(_stretch(rules), device=device), torch.arange(_ROWS, device=device)
     inside = (place >= row[:, None]) & (place <= row[:, None] + (rules.high or 0) - (rules.low or 0))
     key = torch.arange(blocks, device=device)[:, None, None] * _ROWS + (rules.low or 0) + place

@@ -14,8 +14,8 @@ from regard.core.transforms import mapped
 class Grid(NamedTuple):
     """Blocks of queries (rows) and of keys (columns), and whether the mask allows some or all pairs of two blocks.
 
-    `some` is whether any query of the row block may attend any key of the column block; `every`, whether each query may
-    attend each key.
+    `some` is whether any query of the row block may attend to any key of the column block; `every`, whether each query
+    may attend to each key.
     """
 
     rows: list[Stretch]

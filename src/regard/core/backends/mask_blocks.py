@@ -19,7 +19,7 @@ _COLUMNS = 128  # the range of keys that a block of queries may attend is a mult
 
 
 def visible(problem: Problem) -> list[tuple[Stretch, Stretch]]:
-    """Return the blocks of queries, each with the range of keys outside of which its queries may attend nothing."""
+    """Return the blocks of queries, each with the range of keys outside of which its queries may attend to nothing."""
     queries, keys = problem.shape[-2:]
     rows = cut(queries, rows_at_once(problem))
     if problem.mask is None or len(rows) < 2:

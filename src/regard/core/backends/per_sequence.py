@@ -163,7 +163,7 @@ def _pieces(own: Runs, other: Runs, length: int, high: int | None) -> list[Piece
 class Numbers(NamedTuple):
     """A mask as numbers to add to the scores, 0 or −inf, of shape (b or 1, 1, q or 1, k).
 
-    `full` is whether every query may attend at least one key.
+    `full` is whether every query may attend to at least one key.
     """
 
     tensor: Tensor

@@ -266,7 +266,7 @@ def _weights(problem: Problem, scores: Tensor, allowed: Tensor | None, learning:
 
 
 def _filled(problem: Problem, allowed: Tensor) -> Tensor:
-    """Return which queries may attend at least one key, (…, q, 1)."""
+    """Return which queries may attend to at least one key, (…, q, 1)."""
     mask, shape = problem.mask, problem.shape[-2:]
     bias = problem.bias is not None and problem.bias.may_mask
     if mask is None or bias or isinstance(mask, (Dense, Band)) or not _few(problem):
@@ -436,7 +436,7 @@ def _sum(weights: Tensor, value: Tensor, allowed: Tensor | None) -> Tensor:
 
 def attended(output: Tensor, weights: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
     """Return `output`, which is weights @ value, corrected so that NaN and Inf in `value` affect only queries that
-    attend them."""
+    attend to them."""
     group = weights.shape[-3] // value.shape[-3]
     if weights.device.type == "cuda" and TRITON and value.dtype != torch.float64:
         from regard.kernels.triton.attended_values import repair  # imported here: the module imports Triton

@@ -332,7 +332,7 @@ def _of_pairs(mask: Tensor) -> dict[str, Any]:
 
 
 def _reaches_itself(rules: Any) -> bool:
-    """Return whether the band lets each query attend the key at its own position."""
+    """Return whether the band lets each query attend to the key at its own position."""
     return (rules.low or 0) <= 0 <= (rules.high or 0)
 
 

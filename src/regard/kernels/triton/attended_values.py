@@ -62,7 +62,7 @@ def _repair(
 def repair(output: Tensor, weights: Tensor, value: Tensor, allowed: Tensor) -> None:
     """Correct the output (b, h, q, e) = weights @ value in place if a value is NaN or Inf.
 
-    After the correction, a value of NaN or Inf changes only the outputs of the queries that may attend it.
+    After the correction, a value of NaN or Inf changes only the outputs of the queries that may attend to it.
 
     weights (b, h, q, k), value (b, g, k, e); allowed is bool and broadcasts to the weights.
     Reference implementation: `regard.core.backends.plain_form.attended`.

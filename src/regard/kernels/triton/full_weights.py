@@ -46,9 +46,9 @@ def full(
     """Write the weights of a block of rows over all keys, and the output if there are values.
 
     The weights of masked pairs are 0, or NaN in a row with NaN. With MASKED, values of NaN or Inf may be masked; the
-    output of a row that attends such a value in a partly masked tile is NaN.
+    output of a row that attends to such a value in a partly masked tile is NaN.
     """
-    # With a causal mask, the last rows attend the most keys: their programs start first, so that the launch does not
+    # With a causal mask, the last rows attend to the most keys: their programs start first, so that the launch does not
     # end with a few long programs.
     i0, z = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM, tl.program_id(1)
     b, h = z // heads, z % heads

@@ -80,7 +80,7 @@ def range_forward(
 ):  # fmt: skip
     z = tl.program_id(1)
     b, h = (z // heads).to(tl.int64), z % heads
-    # With a causal mask, the last rows attend the most keys: their programs start first, so that the launch does not
+    # With a causal mask, the last rows attend to the most keys: their programs start first, so that the launch does not
     # end with a few long programs.
     i0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM
     i = i0 + tl.arange(0, BM)

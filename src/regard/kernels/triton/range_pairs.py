@@ -13,16 +13,17 @@ from regard.kernels.triton.segment_bounds import SPAN
 
 
 class Rules(NamedTuple):
-    """Conditions under which query i may attend key j, and biases of their score; a field that is None has no effect.
+    """Conditions under which query i may attend to key j, and biases of their score; a field that is None has no
+    effect.
 
     Fields with the suffixes _b, _h, _q, _n and _k are the strides of the tensor before them.
     """
 
-    low: Any = None  # query i may attend key j only if j - i >= low
-    high: Any = None  # query i may attend key j only if j - i <= high
+    low: Any = None  # query i may attend to key j only if j - i >= low
+    high: Any = None  # query i may attend to key j only if j - i <= high
     lengths: Any = None  # (b,): key j may be attended if j < lengths[b]
     lengths_b: Any = None
-    query_ids: Any = None  # (b, q): segment ids of the queries; a query attends only keys with the same id
+    query_ids: Any = None  # (b, q): segment ids of the queries; a query attends only to keys with the same id
     query_b: Any = None
     query_n: Any = None
     key_ids: Any = None  # (b, k): segment ids of the keys
@@ -83,7 +84,7 @@ def _in_tiles(start, whole_start, whole_stop, stop, STEP: tl.constexpr):
 
 @triton.jit
 def limits(rules, b, n_q, n_k):
-    """Return (first, limit): no query attends a key j outside first <= j < limit."""
+    """Return (first, limit): no query attends to a key j outside first <= j < limit."""
     first = 0
     limit = n_k
     if rules.lengths is not None:
@@ -118,7 +119,8 @@ def keys_of(rules, b, i0, n_q, limit, BM: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def queries_of(rules, b, j0, n_q, n_k, limit, BM: tl.constexpr, BN: tl.constexpr):
-    """Return the range of queries that may attend keys j0 .. j0 + BN, in tiles of BM queries, as `_in_tiles` does."""
+    """Return the range of queries that may attend to keys j0 .. j0 + BN, in tiles of BM queries, as `_in_tiles`
+    does."""
     start = j0 * 0
     whole_start = j0 * 0
     stop = tl.where(j0 < limit, n_q, 0)

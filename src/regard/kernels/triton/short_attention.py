@@ -47,7 +47,7 @@ def _kept(seed, head, BQ: tl.constexpr, BK: tl.constexpr, dropout):
 def _open(
     lengths, mask, b, queries, keys, CAUSAL: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr, BK: tl.constexpr
 ):
-    """Return for each key whether some query may attend it.
+    """Return for each key whether some query may attend to it.
 
     Keys that no query may attend, and their values, are never loaded, so that not even NaN in them changes the output.
     """

@@ -48,7 +48,7 @@ def row_summaries(
     With KNOWN, the log-sum-exp is given and only the entropy is computed. With WEIGHTS, the log-sum-exp is NaN for rows
     whose weights are NaN, because the caller computes weights from it.
     """
-    # With a causal mask, the last rows attend the most keys: their programs start first, so that the launch does not
+    # With a causal mask, the last rows attend to the most keys: their programs start first, so that the launch does not
     # end with a few long programs.
     i0, z = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM, tl.program_id(1)
     b, h = z // heads, z % heads

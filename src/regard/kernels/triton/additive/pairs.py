@@ -10,16 +10,16 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 class Pairs(NamedTuple):
-    """Conditions under which query i may attend key j, biases of their score, and dropout of their weight.
+    """Conditions under which query i may attend to key j, biases of their score, and dropout of their weight.
 
     A condition, bias or dropout whose field is None is omitted at compile time. Fields with the suffixes _b, _h, _q and
     _k are strides.
     """
 
-    low: Any = None  # query i may attend key j only if j - i >= low
-    high: Any = None  # query i may attend key j only if j - i <= high
+    low: Any = None  # query i may attend to key j only if j - i >= low
+    high: Any = None  # query i may attend to key j only if j - i <= high
     lengths: Any = None  # (b,), integers: key j may be attended if j < lengths[b]
-    query_ids: Any = None  # (b, q): segment ids of the queries; a query attends only keys with the same id
+    query_ids: Any = None  # (b, q): segment ids of the queries; a query attends only to keys with the same id
     key_ids: Any = None  # (b, k): segment ids of the keys, integers of the same width as query_ids
     query_least: Any = None  # (b, q / SPAN) or None: smallest segment id of each span of SPAN queries
     query_most: Any = None  # (b, q / SPAN) or None: largest segment id of each span of SPAN queries
@@ -41,7 +41,7 @@ class Pairs(NamedTuple):
     seed: Any = None
 
 
-EVERY = Pairs()  # without conditions, biases and dropout: every query attends every key
+EVERY = Pairs()  # without conditions, biases and dropout: every query attends to every key
 
 
 @triton.jit
@@ -67,7 +67,7 @@ def key_range(pairs, b, i0, n_k, ROWS: tl.constexpr, STEP: tl.constexpr):
 
 @triton.jit
 def query_range(pairs, b, j0, n_q, n_k, COLS: tl.constexpr, STEP: tl.constexpr):
-    """Return the range of queries that may attend keys j0 .. j0 + COLS; it begins at a multiple of STEP."""
+    """Return the range of queries that may attend to keys j0 .. j0 + COLS; it begins at a multiple of STEP."""
     start = 0
     stop = n_q
     if pairs.high is not None:
@@ -118,7 +118,7 @@ def tile_state(pairs, b, i0, j0, n_q, n_k, ROWS: tl.constexpr, COLS: tl.constexp
 
 @triton.jit
 def tile_allowed(pairs, b, h, i, j, n_q, n_k):
-    """Return a boolean tile: whether query i may attend key j; i and j broadcast to the tile in either order."""
+    """Return a boolean tile: whether query i may attend to key j; i and j broadcast to the tile in either order."""
     allowed = (i < n_q) & (j < key_limit(pairs, b, n_k))
     if pairs.low is not None:
         allowed = allowed & (j - i >= pairs.low)

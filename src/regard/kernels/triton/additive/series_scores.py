@@ -67,7 +67,7 @@ def series_forward(
     WIDTH: tl.constexpr, BOUNDED: tl.constexpr, PIECES: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, FB: tl.constexpr, EB: tl.constexpr,
 ):  # fmt: skip
-    # With a causal mask, the last rows attend the most keys: their programs start first, so that the launch does not
+    # With a causal mask, the last rows attend to the most keys: their programs start first, so that the launch does not
     # end with a few long programs.
     block, z = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
     b, h = z // heads, z % heads

@@ -154,7 +154,7 @@ class _Products(torch.autograd.Function):
 def linear_attention(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> Tensor:
     """Return causal linear attention of query (b, h, q, d) over key (b, h, k, d) and value (b, h, k, e), k ≤ q.
 
-    Query i attends the keys j ≤ i. `keep` (b, h, k) masks keys where it is False.
+    Query i attends to the keys j ≤ i. `keep` (b, h, k) masks keys where it is False.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     keep = None if keep is None else keep.contiguous().view(torch.uint8)

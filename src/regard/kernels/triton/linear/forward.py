@@ -143,7 +143,8 @@ def far_apart(rows, plane, slot, M: tl.constexpr, MP: tl.constexpr):
 def _met(x, peak, acc, d, v, seen):
     """Return the largest exponent, output sum and divisor of each row, with one more key added.
 
-    x holds l(q_i) + l(k) for each row and feature, v is the key's value, and `seen` marks the rows that attend the key.
+    x holds l(q_i) + l(k) for each row and feature, v is the key's value, and `seen` marks the rows that attend to the
+    key.
     """
     most = tl.maximum(peak, tl.where(seen, tl.max(x, 1), float("-inf")))
     fade = tl.exp2(peak - finite(most))

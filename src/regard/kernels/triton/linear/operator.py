@@ -207,7 +207,7 @@ def linear_attention(
     """Return φ(Q) (φ(K)ᵀ V) / φ(Q) (φ(K)ᵀ 1) for query (b, h, q, d), key (b, g, k, d) and value (b, g, k, e).
 
     φ is elu + 1, or Performer's features with the random directions `projection` (m, d). `keep` (b, g, k) masks keys
-    where it is False. With `causal`, query i attends the keys j ≤ i, and there are no more keys than queries.
+    where it is False. With `causal`, query i attends to the keys j ≤ i, and there are no more keys than queries.
     """
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     projection = None if projection is None else projection.detach().contiguous()

@@ -1,4 +1,4 @@
-"""Linear attention with elu features by PyTorch's matrix products, where every query attends all keys.
+"""Linear attention with elu features by PyTorch's matrix products, where every query attends to all keys.
 
 The products S = φ(K)ᵀ V and φ(Q) S take most of the time, and PyTorch computes them fast in float32 and for every size.
 The kernels of `elu_rows` run between these products. Query features are divided by the largest of their row, so that
