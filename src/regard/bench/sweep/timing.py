@@ -1,6 +1,7 @@
 """The measurements of one case: interleaved wall-clock time, host time, kernels, synchronisations, memory, errors."""
 
 import contextlib
+import functools
 import gc
 import os
 import statistics
@@ -196,24 +197,30 @@ def _host(run: Run, times: int = 15) -> float:
 
 def launches(run: Run) -> tuple[int, int]:
     """Return the number of kernels that a call runs, and of its synchronisations."""
+    of_profiler, (kernels, waits) = _of_profiler(), _counted(run)
+    return kernels - of_profiler[0], max(0, waits - of_profiler[1])
 
-    def counted(run: Run) -> tuple[int, int]:
-        torch.cuda.synchronize()
-        with _silent(), profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-            run()
-        kernels = waits = 0
-        for event in profiler.events() or ():
-            on_device = event.device_type == torch.autograd.DeviceType.CUDA
-            if on_device and not getattr(event, "is_user_annotation", False):
-                kernels += not event.name.startswith(("Memcpy", "Memset"))
-            elif event.name in ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"):
-                waits += 1
-        return kernels, waits
 
-    counted(run)  # the first profile of a process initialises the profiler
-    empty = counted(lambda: None)  # the profiler itself synchronises when it ends
-    kernels, waits = counted(run)
-    return kernels - empty[0], max(0, waits - empty[1])
+@functools.cache
+def _of_profiler() -> tuple[int, int]:
+    """Return the kernels and synchronisations of the profiler itself, which synchronises when it ends."""
+    _counted(lambda: None)  # the first profile of a process initialises the profiler
+    return _counted(lambda: None)
+
+
+def _counted(run: Run) -> tuple[int, int]:
+    """Return the kernels and synchronisations that the profiler counts while `run` runs."""
+    torch.cuda.synchronize()
+    with _silent(), profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        run()
+    kernels = waits = 0
+    for event in profiler.events() or ():
+        on_device = event.device_type == torch.autograd.DeviceType.CUDA
+        if on_device and not getattr(event, "is_user_annotation", False):
+            kernels += not event.name.startswith(("Memcpy", "Memset"))
+        elif event.name in ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"):
+            waits += 1
+    return kernels, waits
 
 
 def peak(run: Run, device: str) -> int:
