@@ -33,6 +33,7 @@ def linear(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 CALLS: dict[str, Call] = {
     "weights": attended(weights=regard.full()),
     "sparsemax": attended(normalize=regard.Sparsemax(), weights=regard.full()),
+    "entmax": attended(normalize=regard.Entmax(), weights=regard.full()),
     "entropy": attended(weights=regard.entropy(), mask=regard.causal()),
     "additive": attended(score=regard.Additive(torch.linspace(-1, 1, 8)), weights=regard.full()),
     "alibi": attended(bias=regard.alibi([0.1, 0.2, 0.3])),
@@ -68,6 +69,23 @@ def test_results_do_not_depend_on_the_defaults(change: Callable[[], None], kind:
     change()
     found = [call(*leaves), *torch.autograd.grad(call(*leaves), leaves)]
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["weights", "sparsemax", "entmax", "entropy"])
+def test_second_derivatives_do_not_depend_on_the_default_dtype(kind: str) -> None:
+    leaves, call = tensors(torch.float32), CALLS[kind]
+
+    def second() -> Tensor:
+        gradients = torch.autograd.grad(call(*leaves), leaves, create_graph=True)
+        total = torch.stack([gradient.square().sum() for gradient in gradients]).sum()
+        return torch.autograd.grad(total, leaves[0])[0]
+
+    expected = second()
+    torch.set_default_dtype(torch.float64)
+    try:
+        torch.testing.assert_close(second(), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_a_bias_with_a_gradient(change: Callable[[], None]) -> None:

@@ -47,3 +47,45 @@ def test_lengths_changed_between_the_passes_of_additive_attention() -> None:
     total = regard.attention(*inputs, **options).output.square().sum()
     lengths.copy_(torch.tensor([3, 17]))
     assert_close(torch.autograd.grad(total, inputs), expected)
+
+
+@pytest.mark.parametrize("lengths", [[3, 17], [10**6, -5]], ids=str)
+def test_lengths_changed_through_numpy(lengths: list[int]) -> None:
+    """torch does not see this change; the backward pass uses the lengths of the forward pass."""
+    inputs, given = leaves(), torch.tensor([29, 5])
+    expected = torch.autograd.grad(regard.attention(*inputs, mask=regard.padding([29, 5])).output.sum(), inputs)
+    total = regard.attention(*inputs, mask=regard.padding(given)).output.sum()
+    given.numpy()[:] = lengths
+    assert_close(torch.autograd.grad(total, inputs), expected)
+
+
+LIMITS: dict[str, Callable[[], dict[str, object]]] = {
+    "lengths": lambda: {"mask": regard.padding(torch.tensor([29, 5]))},
+    "ids": lambda: {"mask": regard.segments(*[torch.arange(29).div(4, rounding_mode="floor").expand(2, 29)] * 2)},
+    "slopes": lambda: {"bias": regard.alibi(torch.tensor([0.1, 0.2, 0.3]))},
+}
+
+
+@pytest.mark.parametrize("kind", LIMITS)
+def test_masks_and_biases_created_in_inference_mode(kind: str) -> None:
+    inputs = leaves()
+    with torch.inference_mode():
+        limits = LIMITS[kind]()
+    gradients = torch.autograd.grad(regard.attention(*inputs, **limits).output.sum(), inputs)  # pyrefly: ignore
+    right = regard.attention(*inputs, **LIMITS[kind](), backend="reference").output.sum()  # pyrefly: ignore
+    assert_close(gradients, torch.autograd.grad(right, inputs))
+
+
+@pytest.mark.parametrize(
+    "request_", [regard.full(), regard.entropy(), regard.logsumexp()], ids=lambda r: type(r).__name__
+)
+def test_weights_do_not_depend_on_values(request_: regard.Request) -> None:
+    """If only the value requires a gradient, the requested weights require none, also with `create_graph`."""
+    query, key, value = (t.detach() for t in leaves())
+    value.requires_grad_()
+    attended = regard.attention(query, key, value, weights=request_)
+    assert not attended.weights.requires_grad
+    total = attended.output.square().sum() + attended.weights.sum()
+    (gradient,) = torch.autograd.grad(total, value, create_graph=True)
+    (second,) = torch.autograd.grad(gradient.sum(), value)
+    assert second.isfinite().all()

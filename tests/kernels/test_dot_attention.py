@@ -278,6 +278,47 @@ def test_keys_between_those_of_two_queries(dtype: torch.dtype) -> None:
     assert all(grad.isfinite().all() for grad in torch.autograd.grad(output.sum(), leaves))
 
 
+# Masks of 100 queries and keys that leave some queries without keys, or some keys without queries.
+IDS = torch.arange(100)
+GAPS: dict[str, Callable[[], regard.Mask]] = {
+    "window of a short sequence": lambda: regard.window(5, 0) & regard.padding([60]),
+    "late": lambda: regard.causal(-32),
+    "late and short": lambda: regard.causal(-7) & regard.padding([81]),
+    "a document without queries": lambda: regard.segments((IDS >= 50).long()[None], (IDS >= 33).long()[None] * 2),
+    "gaps": lambda: regard.segments((IDS // 60)[None], torch.where(IDS < 10, 0, torch.where(IDS < 86, 7, 1))[None]),
+    "a document without keys": lambda: regard.segments((IDS // 9)[None], (IDS // 18)[None]) & regard.causal(),
+}
+
+
+@pytest.mark.parametrize("score", [regard.ScaledDot(), regard.Dot(), regard.Cosine(), regard.Bilinear(torch.eye(16))])
+@pytest.mark.parametrize("heads", [1, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("gaps", GAPS)
+def test_nan_that_no_pair_uses_reaches_no_gradient(
+    gaps: str, dtype: torch.dtype, heads: int, score: regard.Score
+) -> None:
+    """NaN in queries that attend to no key, and in keys and values to which no query attends."""
+    torch.manual_seed(5)
+    mask = GAPS[gaps]()
+    clean = [torch.randn(1, heads, 100, 16).to(dtype) for _ in range(3)]
+    uniform = regard.attention(*[t[:, :1].float() for t in clean], mask=mask, weights=regard.full()).weights
+    allowed = uniform[0, 0] > 0  # pyrefly: ignore
+    unused = [~allowed.any(1), ~allowed.any(0), ~allowed.any(0)]
+    assert any(rows.any() for rows in unused)
+    poisoned = [t.clone() for t in clean]
+    for tensor, rows in zip(poisoned, unused, strict=True):
+        tensor[:, :, rows] = math.nan
+
+    def gradients(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        leaves = [t.detach().requires_grad_() for t in tensors]
+        output = regard.attention(*leaves, score=score, mask=mask).output
+        return torch.autograd.grad(output, leaves, torch.ones_like(output))
+
+    wide = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+    for one, other in zip(gradients(poisoned), gradients(clean), strict=True):
+        torch.testing.assert_close(one, other, rtol=wide, atol=wide * float(other.abs().max()))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("band", [(None, None), (None, 0), (-70, 0)], ids=str)
 @pytest.mark.parametrize("request_name", REQUESTS)

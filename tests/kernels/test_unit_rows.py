@@ -40,14 +40,28 @@ def test_rows_and_gradients(shape: tuple[int, ...], dtype: torch.dtype, layout: 
         torch.testing.assert_close(one.double(), other, rtol=WITHIN[dtype], atol=WITHIN[dtype] * size)
 
 
+@pytest.mark.parametrize("twice", [False, True])
 @pytest.mark.parametrize("size", [1e-30, 1e-19, 1e17, 1e30])
-def test_squares_that_overflow_or_vanish(size: float) -> None:
+def test_squares_that_overflow_or_vanish(size: float, twice: bool) -> None:
     x, change = (torch.randn(3, 19).double() * size).float().requires_grad_(), torch.randn(3, 19)
     unit = unit_rows(x)
-    (gradient,) = torch.autograd.grad(unit, x, change)
+    (gradient,) = torch.autograd.grad(unit, x, change, create_graph=twice)
     right, slope = exact(x, change)
     torch.testing.assert_close(unit.double(), right, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(gradient.double() * size, slope * size, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(gradient.detach().double() * size, slope * size, rtol=1e-4, atol=1e-5)
+
+
+def test_gradient_of_subnormal_rows_is_finite_where_it_is_zero() -> None:
+    x = torch.full((1, 16), 1e-40).requires_grad_()
+    (gradient,) = torch.autograd.grad(unit_rows(x), x, torch.ones(1, 16))
+    assert gradient.isfinite().all()
+
+
+def test_gradients_with_the_negative_bit() -> None:
+    x, change = torch.randn(4, 9).requires_grad_(), torch.randn(4, 9)
+    (right,) = torch.autograd.grad(unit_rows(x), x, -change)
+    (gradient,) = torch.autograd.grad(unit_rows(x), x, torch._neg_view(change))
+    torch.testing.assert_close(gradient, right)
 
 
 def test_zero_rows_stay_zero_and_have_no_gradient() -> None:

@@ -27,7 +27,7 @@ from regard.core.transforms import beyond_one_derivative, mapped, transformed
 # If `reference` needs at most so many bytes of working memory, by device, it returns a few requested rows of weights
 # sooner than a backend that needs a second pass over the keys.
 _FEW_BYTES = defaultdict(int, cpu=2**21, cuda=2**25)
-_NOT_FINITE = "NaN or Inf in query, key, value or their products"
+_NOT_FINITE = "NaN or Inf in query, key, value, bias or their products"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,9 @@ class Backend:
     module: ModuleType
     serves: str
     devices: tuple[str, ...] = ()  # the device types that the backend supports; empty: all
-    weighs: tuple[str, ...] = ()  # the device types on which it returns requested weights with the output
+    # The device types on which requested weights do not change whether the backend is worthwhile, because it computes
+    # most of them together with the output.
+    with_weights: tuple[str, ...] = ()
     late: bool = False  # whether it finds NaN and Inf only while it computes; `attend` and `direct` then return None
     softmax: bool = False  # whether softmax is the only supported normaliser
     products: bool = False
@@ -117,7 +119,7 @@ class Backend:
             return None
         if problem.empty:
             return "nothing to compute: the plain form is the fastest"
-        if problem.device.type in self.weighs:
+        if problem.device.type in self.with_weights:
             return self.module.not_worth_it(problem)
         # If all weights are requested, a matrix of queries × keys is allocated by each backend, so `reference` needs no
         # more memory than the others unless the score needs intermediate tensors.
@@ -189,7 +191,7 @@ def store(signature: Hashable, problem: Problem, given: bool) -> Route:
     if given and not problem.empty and problem.request is None:
         of_backend = getattr(first.module, "direct", None)
         direct = None if of_backend is None else of_backend(problem)
-    if given and (problem.request is not None or (first.module is dot_loops and direct is None)):
+    if given and (problem.request is not None or (first.late and direct is None)):
         of_backend = getattr(first.module, "with_request", None)
         with_request = None if of_backend is None else of_backend(problem)
         if with_request is None and problem.request is not None:

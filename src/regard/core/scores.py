@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core.transforms import eager, forwards, transformed
+from regard.core.transforms import eager, transformed
 from regard.kernels import unit_rows
 from regard.kernels.availability import TRITON
 
@@ -235,7 +235,7 @@ def _unit_in_float(x: Tensor) -> Tensor:
         from regard.kernels.triton import row_norms  # imported here: the module imports Triton
 
         return row_norms.unit_rows(x)
-    if x.device.type == "cpu" and eager((x,)) and not forwards() and unit_rows.serves(x):
+    if x.device.type == "cpu" and eager((x,)) and unit_rows.serves(x):
         return unit_rows.unit_rows(x)
     return unit(x.float()).to(x.dtype) if x.dtype in (torch.float16, torch.bfloat16) else unit(x)
 

@@ -45,6 +45,7 @@ typedef struct {
     long request, rows; /* what a call returns beside the output (NOTHING, ...); for SOME_ROWS, the number of rows */
     double scale, softcap, shift, alpha;
     double dropout; /* the probability with which a weight is replaced by 0 in the sum of the values */
+    long checked;   /* whether the forward pass checks the numbers that only the backward pass reads */
 } shape;
 
 /* What changes from call to call: the inputs, or null, the seed of dropout and the number of threads. The structs
@@ -304,7 +305,7 @@ static void score_rows(long m, const float *rows, long row, const float *keys, l
 static inline void attended(const call *c, long b, long i, long *first, long *last) {
     const shape *s = c->s;
     *first = s->banded_low ? most_of(0, i + s->low) : 0;
-    *last = c->lengths ? c->lengths[b] : s->keys;
+    *last = c->lengths ? least(c->lengths[b], s->keys) : s->keys; /* the caller may have changed the lengths */
     if (s->banded_high) *last = least(*last, i + s->high + 1);
     if (c->ranges) {
         const long *range = c->ranges + 2 * ((s->query_ids || s->key_ids ? b * s->queries : 0) + i);
@@ -621,6 +622,38 @@ static const char *change_of(const call *c, long b, long h, long row) {
     return slice(c->change, c->change_strides, c->s->half, b, h) + row * c->change_strides[2] * bytes(c->s);
 }
 
+/* Returns whether `rows` rows of `size` numbers are finite. */
+static int finite_rows(const char *from, long stride, long half, long rows, long size) {
+    vec check = ALL(0.0f);
+    int wrong = 0;
+    for (long i = 0; i < rows; i++) {
+        if (half) {
+            const uint16_t *row = (const uint16_t *)from + i * stride;
+            for (long x = 0; x < size; x++) wrong |= (row[x] & 0x7f80) == 0x7f80;
+            continue;
+        }
+        const float *row = (const float *)from + i * stride;
+        long x = 0;
+        for (; x + LANES <= size; x += LANES) check = FMA(LOAD(row + x), ALL(0.0f), check);
+        if (x < size) check = FMA(FIRST(row + x, size - x), ALL(0.0f), check);
+    }
+    return !wrong && !ANY_NAN(check);
+}
+
+/* Returns whether the queries start <= i < stop of a head are finite and, in the unit with the first query of the first
+ * head of a key head, all keys between the first and the last that is attended. The backward pass multiplies some of
+ * them with zeros although no query attends to the key, or the query attends to no key: 0 * NaN would be NaN. */
+static int all_finite(const call *c, long b, long h, long start, long stop) {
+    const shape *s = c->s;
+    long group = s->heads / s->kv_heads, half = s->half;
+    const char *queries = slice(c->query, s->query, half, b, h) + start * s->query[2] * bytes(s);
+    if (!finite_rows(queries, s->query[2], half, stop - start, s->size)) return 0;
+    if (start > 0 || h % group) return 1;
+    block all = block_of(c, b, h, 0, s->queries, 0);
+    const char *keys = slice(c->key, s->key, half, b, h / group) + all.first * s->key[2] * bytes(s);
+    return finite_rows(keys, s->key[2], half, all.last - all.first, s->size);
+}
+
 /* HARD: writes, for each row of a block, the value of its best key, or zeros if the row attends to no key. The weights in
  * `scores` are one-hot. */
 static void pick(const call *c, const block *at, const float *scores, long width, const float *values, long stride,
@@ -729,6 +762,10 @@ static void forward_unit(const call *c, long unit) {
     long share = (s->queries + c->parts - 1) / c->parts, start = part * share, stop = least(start + share, s->queries);
     if (s->request == RECEIVED) memset(received_of(c, unit), 0, (size_t)s->keys * sizeof(float));
     if (start >= stop) return;
+    if (s->checked && !all_finite(c, b, h, start, stop)) {
+        *c->bad = 1;
+        return;
+    }
     block all = block_of(c, b, h, start, stop - start, 0);
     long n = all.last - all.first, width = spread(n), out_width = whole(s->value_size), size = s->size;
     int few = stop - start <= FEW, simple = is_simple(c);
@@ -1065,6 +1102,10 @@ static void forward_half(const call *c, long unit) {
     long share = (s->queries + c->parts - 1) / c->parts, start = part * share, stop = least(start + share, s->queries);
     if (s->request == RECEIVED) memset(received_of(c, unit), 0, (size_t)s->keys * sizeof(float));
     if (start >= stop) return;
+    if (s->checked && !all_finite(c, b, h, start, stop)) {
+        *c->bad = 1;
+        return;
+    }
     block all = block_of(c, b, h, start, stop - start, 0);
     long n = all.last - all.first, width = in_tiles(n, 32) * 32, size = s->size, deep = in_tiles(size, 32) * 32;
     long e = s->value_size, out_width = in_tiles(e, 32) * 32;

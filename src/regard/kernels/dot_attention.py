@@ -221,6 +221,16 @@ def _all_weights(form: Form, limits: Limits, query: Tensor, key: Tensor, value: 
     return weights
 
 
+def _saved(limits: Limits) -> tuple[Tensor | None, ...]:
+    """Return the tensors of `limits` as they are saved for the backward pass.
+
+    The lengths are a copy, because the caller may change them where torch does not see it, as through a NumPy array.
+    Tensors that were created in inference mode cannot be saved, so they are copied too.
+    """
+    copied = [t.clone() if t is not None and (t is limits.lengths or t.is_inference()) else t for t in limits]
+    return tuple(copied)
+
+
 class _Attention(torch.autograd.Function):
     """The output, and the requested result if there is a request.
 
@@ -239,10 +249,12 @@ class _Attention(torch.autograd.Function):
         if output is None:
             return query.new_empty(0) if requested is None else (query.new_empty(0), query.new_empty(0))
         # The limits are saved too: torch raises an error if one of them was changed before the backward pass.
-        ctx.save_for_backward(query, key, value, *(() if call.limits is NO_LIMITS else call.limits))
+        ctx.save_for_backward(query, key, value, *(() if call.limits is NO_LIMITS else _saved(call.limits)))
         if requested is None:
             return output
         ctx.set_materialize_grads(False)
+        if not any(ctx.needs_input_grad[place] for place in (0, 1, 3)):  # the weights do not depend on the values
+            ctx.mark_non_differentiable(requested)
         return output, requested
 
     @staticmethod
@@ -258,11 +270,10 @@ class _Attention(torch.autograd.Function):
             results = functools.partial(formula, form=form, limits=limits, rows=rows, seed=seed, weigh=weigh)
             return *_again(query, key, value, limits.bias, results, learned, upstream), None
         change, drequested = upstream[0], upstream[1] if len(upstream) > 1 else None
-        if change is None:
-            change = query.new_zeros(form.shape)
-        elif change.stride(-1) != 1:
-            change = change.contiguous()
-        drequested = None if drequested is None else drequested.contiguous()
+        # Gradients whose negative bit is set are copied, because the C code reads their memory.
+        change = query.new_zeros(form.shape) if change is None else change.resolve_neg()
+        change = change if change.stride(-1) == 1 else change.contiguous()
+        drequested = None if drequested is None else drequested.resolve_neg().contiguous()
         grads = query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
         dscores = None
         if learned[3]:
@@ -297,7 +308,8 @@ def _again(
     # The inputs are views, because one tensor may be passed as query, key and value, and each input needs its own
     # gradient.
     query, key, value = (tensor.view_as(tensor) for tensor in (query, key, value))
-    pairs = [(y, g) for y, g in zip(results(query, key, value), upstream, strict=False) if g is not None]
+    computed = zip(results(query, key, value), upstream, strict=False)
+    pairs = [(y, g) for y, g in computed if g is not None and y.requires_grad]
     leaves = [t for t, one in zip((query, key, value, bias), learned, strict=True) if one and t is not None]
     if not pairs or not leaves:
         return (None,) * 4

@@ -64,8 +64,8 @@ class Form(NamedTuple):
     strides: tuple[int, ...]  # of the output
     given: tuple[tuple[int, ...], ...]  # the strides of query, key and value
     keys: int
-    threads: int  # the largest number of threads that is worthwhile in the forward pass; the backward pass has twice
-    # as many
+    # The largest number of threads that is worthwhile in the forward pass; the backward pass uses at most twice as many.
+    threads: int
     normalizer: str
     band: tuple[int | None, int | None]
     offset: int
@@ -123,6 +123,7 @@ def form(
     request: str = "nothing",
     alpha: float = 2.0,
     dropout: float = 0.0,
+    checked: bool = False,
 ) -> Form:
     """Return the `Form` of calls with query (b, h, q, d), key (b, g, k, d) and value (b, g, k, e).
 
@@ -144,6 +145,7 @@ def form(
     numbers += [*_steps(query), *_steps(key), *_steps(value), *strides[:3]]
     numbers += [0] * 8 + [queries, keys, offset, _REQUESTS[request], 0]
     numbers += struct.unpack("5q", struct.pack("5d", *factors))  # five integers with the bits of the factors
+    numbers += [int(checked)]
     numbers_read = batch * kv_heads * keys * (size + value_size)
     work = batch * heads * queries * keys * (size + value_size) * (2 if queries <= _FEW else 1)
     threads = max(work // _OF_THREAD, numbers_read // _KEYS_OF_THREAD, batch * heads // _HEADS_OF_THREAD)

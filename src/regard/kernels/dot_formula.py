@@ -61,7 +61,8 @@ def formula(
         else:
             weights = _on_support(scores, weights > 0, form.normalizer == "entmax")
     else:
-        lowest = torch.where(allowed.any(-1, keepdim=True), -math.inf, 0.0)
+        # A row of −inf alone would give weights of NaN.
+        lowest = scores.new_zeros(()).masked_fill(allowed.any(-1, keepdim=True), -math.inf)
         scores = torch.where(allowed, scores, lowest)
         weights = torch.softmax(scores, -1)
     weights = torch.where(allowed, weights, 0.0)
@@ -86,7 +87,8 @@ def _on_support(scores: Tensor, support: Tensor, square: bool) -> Tensor:
     Given which keys have a weight above 0, the threshold of the scores follows from their mean for sparsemax, and from
     a quadratic equation for entmax.
     """
-    count, scores = support.sum(-1, keepdim=True).clamp_min(1), scores / 2 if square else scores
+    count = support.sum(-1, keepdim=True).clamp_min(1).to(scores.dtype)  # 1 / count would have torch's default dtype
+    scores = scores / 2 if square else scores
     mean = torch.where(support, scores, 0.0).sum(-1, keepdim=True) / count
     if not square:
         return torch.where(support, scores - mean + 1 / count, 0.0)

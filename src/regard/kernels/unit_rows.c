@@ -47,27 +47,27 @@ static void multiply(float *x, float by, long size) {
     for (long i = 0; i < size; i += LANES) STORE(x + i, MUL(LOAD(x + i), ALL(by)));
 }
 
-/* Divides a row by its norm in place, and returns 1 / norm. A row of zeros stays as it is, and the result is 0; a row
- * with NaN or infinity becomes NaN. */
-static float normalize(float *x, long size) {
-    float square = product(x, x, size), factor = 1.0f;
+/* Divides a row by its norm in place, and returns 1 / norm multiplied by `most`, which is the largest entry if the
+ * squares of the entries could overflow or lose digits, and else 1. A row of zeros stays as it is, and the result is 0;
+ * a row with NaN or infinity becomes NaN. */
+static float normalize(float *x, long size, float *most) {
+    float square = product(x, x, size), large = 0.0f;
+    *most = 1.0f;
     if (!(square > 1e-30f && square < 1e30f)) {
-        /* The squares may have overflowed or lost digits: the row is divided by its largest entry first. */
-        float most = 0.0f;
         for (long i = 0; i < size; i++) {
             if (x[i] - x[i] != 0.0f) {
                 for (long j = 0; j < size; j++) x[j] = NAN;
                 return NAN;
             }
-            most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
+            large = fabsf(x[i]) > large ? fabsf(x[i]) : large;
         }
-        if (most == 0.0f) return 0.0f;
-        for (long i = 0; i < size; i++) x[i] /= most;
-        square = product(x, x, size), factor = 1.0f / most;
+        if (large == 0.0f) return 0.0f;
+        for (long i = 0; i < size; i++) x[i] /= large;
+        square = product(x, x, size), *most = large;
     }
     float inverse = 1.0f / sqrtf(square);
     multiply(x, inverse, size);
-    return inverse * factor;
+    return inverse;
 }
 
 static long place_of(const shape *s, const int64_t *strides, long row) {
@@ -82,9 +82,9 @@ void regard_unit_rows(const shape *s, const void *x, void *out, long threads) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
 #endif
     for (long row = 0; row < rows; row++) {
-        float unit[LARGEST + LANES];
+        float unit[LARGEST + LANES], most;
         load(x, place_of(s, s->x, row), s, unit);
-        normalize(unit, s->size);
+        normalize(unit, s->size, &most);
         save(unit, s, row, out);
     }
 }
@@ -96,12 +96,13 @@ void regard_unit_rows_gradient(const shape *s, const void *x, const void *change
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
 #endif
     for (long row = 0; row < rows; row++) {
-        float unit[LARGEST + LANES], g[LARGEST + LANES];
+        float unit[LARGEST + LANES], g[LARGEST + LANES], most;
         load(x, place_of(s, s->x, row), s, unit);
         load(change, place_of(s, s->change, row), s, g);
-        float inverse = normalize(unit, s->size), along = product(unit, g, s->size);
+        float inverse = normalize(unit, s->size, &most), along = product(unit, g, s->size);
         for (long i = 0; i < s->size; i += LANES)
             STORE(g + i, MUL(FNMA(LOAD(unit + i), ALL(along), LOAD(g + i)), ALL(inverse)));
+        for (long i = 0; most != 1.0f && i < s->size; i++) g[i] /= most;
         save(g, s, row, out);
     }
 }

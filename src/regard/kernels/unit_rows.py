@@ -70,10 +70,15 @@ class _UnitRows(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (x,), change = ctx.saved_tensors, grads[0]
         if torch.is_grad_enabled():  # with create_graph=True, so the gradients may be differentiated again
-            norm = torch.linalg.vector_norm(x.float(), dim=-1, keepdim=True)
+            # Dividing by the largest entry first prevents overflow and underflow of the squares.
+            largest = x.detach().float().abs().amax(-1, keepdim=True)
+            largest = largest.masked_fill(largest == 0, math.inf)
+            scaled, wide = x.float() / largest, change.float()
+            norm = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
             norm = norm.masked_fill(norm == 0, math.inf)
-            unit, wide = x / norm, change.float()
-            return ((wide - unit * (unit * wide).sum(-1, keepdim=True)) / norm).to(x.dtype)
+            unit = scaled / norm
+            return ((wide - unit * (unit * wide).sum(-1, keepdim=True)) / norm / largest).to(x.dtype)
+        change = change.resolve_neg()
         change = change if change.stride(-1) == 1 else change.contiguous()
         x = x if x.stride(-1) == 1 else x.contiguous()  # hooks on saved tensors may have changed the strides
         out = x.new_empty(x.shape)

@@ -1,9 +1,9 @@
 """Dot-product attention on the CPU by compiled loops (`regard.kernels.dot_attention`).
 
 The loops refuse calls in which a number is not finite. They find such a number while they compute; the next backend of
-the table then computes the call. The loops evaluate softmax, sigmoid, sparsemax, entmax, hard
-attention (inference only), dropout, lengths, bands, segments, mask tensors, a softcap, biases and requests of weights.
-Only for the request `top(k)`, all weights are stored first, and the largest are then selected in torch.
+the table then computes the call. The loops evaluate softmax, sigmoid, sparsemax, entmax, hard attention (inference
+only), dropout, lengths, bands, segments, mask tensors, a softcap, biases and requests of weights. Only for the request
+`top(k)`, all weights are stored first, and the largest are then selected in torch.
 """
 
 import functools
@@ -31,6 +31,7 @@ from regard.kernels.dot_form import NO_LIMITS, Form, Limits
 
 NAME, KERNEL = "loops", "compiled loops"
 _BLOCK = 32  # the number of queries whose scores the C code stores at a time (BLOCK there)
+_IN_PLACE = 8  # for at most so many queries, the C code reads keys and values in place (FEW there)
 # Numbers of keys up to which the loops are as fast as torch's kernels or operations: `_LONGEST` in general; `_SKIPPED`
 # for few queries, and for causal masks and segments, because the loops skip masked blocks. `_WIDE` limits the number of
 # entries of the keys (or values) of a head, because larger ones do not fit in the cache.
@@ -40,7 +41,7 @@ _FEW = 64  # up to this number of queries, the loops are as fast as torch for up
 # calls with gradients or a band as mask, `_HALF_FULL` for all other calls.
 _HALF_LONGEST, _HALF_FULL = 512, 192
 _OUTRUN = 16384  # number of keys up to which the loops are the fastest, if they multiply matrices faster than torch
-_WIDEST = 256  # the largest size of a query, key or value vector that the loops accept
+_WIDEST = 256  # the largest size of a query or value vector that the loops accept
 _TINY = 2**21  # number of multiplications in q kᵀ up to which overhead dominates the time of the backward pass
 _LEARNED = 2**15  # entries of a head's keys from which on torch's backward pass of several heads is faster
 _SEEN = 16  # with fewer keys, torch's CPU kernels return 0, not NaN, for a query of NaN (see `sdpa.FEW`)
@@ -71,8 +72,10 @@ def refuses(problem: Problem) -> str | None:
         return f"float32 and bfloat16 only, not {_names(tensors)}"
     if query.ndim > 4:
         return f"at most one batch axis, not {query.ndim - 3}"
-    if not 0 < problem.value.shape[-1] <= _WIDEST or query.shape[-1] > _WIDEST:
-        return f"vectors of at most {_WIDEST} numbers, not {max(query.shape[-1], problem.value.shape[-1])}"
+    if problem.value.shape[-1] == 0:
+        return "the values are vectors of size 0"
+    if (largest := max(query.shape[-1], problem.value.shape[-1])) > _WIDEST:
+        return f"vectors of at most {_WIDEST} numbers, not {largest}"
     if any(t.stride(-1) != 1 for t in tensors):
         return "the numbers of a query, key or value are not contiguous in memory"
     if type(problem.score) not in (Dot, ScaledDot, Cosine, Bilinear):
@@ -85,8 +88,8 @@ def refuses(problem: Problem) -> str | None:
         return f"no loop for the request {type(problem.request).__name__}"
     if not _mask_fits(problem):
         return "the lengths or ids of the mask have a head axis or other leading axes than the query"
-    if not _bias_fits(problem):
-        return "a bias in float64, learned slopes, or a bias of another class"
+    if (reason := _no_bias(problem)) is not None:
+        return reason
     return None if dot_attention.available() else "there is no C compiler"
 
 
@@ -109,11 +112,14 @@ def gives_weights(problem: Problem) -> bool:
 
 
 def working_bytes(problem: Problem) -> int:
-    """Return the bytes of weights that are stored: all of them for top(k), else those of a block for each thread."""
-    if isinstance(problem.request, TopWeights):
-        return 4 * math.prod(problem.shape)
-    units = math.prod(problem.shape[:-2])
-    return 4 * min(units, torch.get_num_threads()) * min(_BLOCK, problem.shape[-2]) * problem.shape[-1]
+    """Return the bytes of a block of scores and of copies of keys and values for each thread, of all weights for the
+    request top(k), and of the gradients of all scores if the bias has a gradient."""
+    pairs, (queries, keys) = math.prod(problem.shape), problem.shape[-2:]
+    size, value_size = problem.query.shape[-1], problem.value.shape[-1]
+    rows = min(_BLOCK, queries)
+    of_thread = (rows + keys * (queries > _IN_PLACE)) * (size + value_size) + rows * keys
+    whole = pairs * (isinstance(problem.request, TopWeights) + problem.bias_learned)
+    return 4 * (torch.get_num_threads() * of_thread + whole)
 
 
 def kernel(problem: Problem) -> str:
@@ -205,15 +211,16 @@ def _mask_fits(problem: Problem) -> bool:
     return True
 
 
-def _bias_fits(problem: Problem) -> bool:
+def _no_bias(problem: Problem) -> str | None:
+    """Return the reason why the compiled loops cannot add the bias, or None."""
     bias = problem.bias
     if bias is None:
-        return True
+        return None
     if type(bias) not in (DenseBias, Alibi, Relative):
-        return False
+        return f"no loop for a bias of the class {type(bias).__name__}"
     if isinstance(bias, Alibi) and (problem.bias_learned or bias.slopes.shape != problem.query.shape[-3:-2]):
-        return False
-    return all(t.dtype != torch.float64 for t in bias.tensors())
+        return "slopes of ALiBi that have a gradient, or not one slope for each head"
+    return "a bias in float64" if any(t.dtype == torch.float64 for t in bias.tensors()) else None
 
 
 def _parts(mask: Any) -> tuple[Any, ...]:
@@ -340,7 +347,22 @@ def _form(problem: Problem, query: Tensor, key: Tensor, value: Tensor, product: 
         request=_REQUESTS[type(problem.request)],
         alpha=normalize.alpha if isinstance(normalize, Entmax) else 2.0,
         dropout=problem.dropout,
+        checked=_checked(problem),
     )
+
+
+def _checked(problem: Problem) -> bool:
+    """Return whether gradients are computed, and a key or a query may be masked for all its partners.
+
+    A band that contains the diagonal of a square of pairs masks no key for all queries, and no query for all keys.
+    """
+    if not problem.differentiated or not problem.masked:
+        return False
+    (queries, keys), (rules, others) = problem.shape[-2:], _rules(problem.mask)
+    if problem.bias is not None or others or set(rules) != {Band} or queries != keys:
+        return True
+    band = rules[Band]
+    return not (band.low or 0) <= 0 <= (band.high or 0)
 
 
 def _seed(generator: torch.Generator | None) -> int:
