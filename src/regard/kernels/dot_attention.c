@@ -22,6 +22,7 @@
 #define PART 512             /* the limit used instead of DEEP if the left operand of a product has at most 4 rows */
 #define CHUNK 128            /* number of keys whose gradients are computed at a time by `backward_few` */
 #define CHUNKS 32            /* each thread processes its share of the units of work in about this many chunks */
+#define AHEAD 32             /* rows that are not adjacent in memory are loaded into the cache this many rows ahead */
 #define LARGE (1 << 22)      /* numbers up to which the working memory of a thread is kept for later calls */
 #define LOWEST -86.0f        /* sigmoid(x) and exp(x) are set to 0 for x <= LOWEST */
 
@@ -280,13 +281,21 @@ static void multiply(long m, long n, long depth, const float *a, long a_row, lon
         }
 }
 
+/* Begins to load `size` numbers into the cache. */
+static inline void ahead(const float *from, long size) {
+    for (long x = 0; x < size; x += 16) __builtin_prefetch(from + x);
+    __builtin_prefetch(from + size - 1);
+}
+
 /* Writes the dot products of m rows with keys (count, size), without a transposed copy of the keys. Each key is read
  * from memory once. */
 static void score_rows(long m, const float *rows, long row, const float *keys, long stride, long count, long size,
                        float *scores, long width) {
+    int apart = stride > size; /* the processor itself loads rows ahead if they are adjacent in memory */
     for (long j = 0; j < count; j += 4) {
         const float *k[4];
         for (int u = 0; u < 4; u++) k[u] = keys + least(j + u, count - 1) * stride;
+        for (int u = 0; apart && u < 4; u++) ahead(keys + least(j + u + AHEAD, count - 1) * stride, size);
         for (long i = 0; i < m; i++) {
             const float *q = rows + i * row;
             vec t[4] = {ALL(0.0f), ALL(0.0f), ALL(0.0f), ALL(0.0f)};
@@ -801,8 +810,10 @@ static void forward_unit(const call *c, long unit) {
         long count = at.last - at.first, columns = whole(count);
         const char *given = slice(c->query, s->query, half, b, h) + row * s->query[2] * bytes(s);
         const float *q = rows_of(given, s->query[2], half, at.rows, size, size, query_copy, &query_row);
-        if (few)
+        if (few) {
             score_rows(at.rows, q, query_row, k + shift * key_row, key_row, count, size, scores, width);
+            for (long j = 0; value_row > out_width && j < count; j++) ahead(v + (shift + j) * value_row, e);
+        }
         else
             multiply(at.rows, columns, size, q, query_row, 1, kt + shift * size, PANEL, size * PANEL, scores, width, 0);
         vec check = ALL(0.0f);
