@@ -16,6 +16,11 @@ import interpreting
 # torch.compile uses one thread, because each of its worker processes would import torch for only a few kernels.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
+# Tests have one thread unless the environment sets another number: so do the processes that they start, and the bits of
+# torch's sums depend on the number of threads.
+if "OMP_NUM_THREADS" not in os.environ:
+    torch.set_num_threads(1)
+
 # No import above loads the library, so the checks are added to all its modules. There are three exceptions: a
 # CUDA machine, where FlexAttention would have to compile the checks; Triton's interpreter, which runs kernels from
 # their source; and items for which torch.compile traces the library.

@@ -133,8 +133,8 @@ def test_arguments_that_cannot_be_translated(run):
     assert done.stdout.count("\n") == 3
     assert done.stdout.endswith("\n\n\n")
     first, second = done.stderr.splitlines()
-    assert first.startswith("regard: text 2: ")
-    assert second == "regard: text 3: not UTF-8: not answered"
+    assert first.startswith("regard: input 1: ")
+    assert second == "regard: input 2: not UTF-8: not answered"
 
 
 def test_a_text_that_fills_the_positions_of_the_model_is_translated(run):

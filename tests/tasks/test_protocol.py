@@ -232,7 +232,7 @@ def test_the_task_of_the_page_answers(ninth, tmp_path):
     assert found.trace().records[0].column_labels.items == ("3", "7", "1", "4")
     bad = regard("predict", ninth, "two", "4")
     assert bad.exit_code == 1
-    assert "text 1: expected a row of digits: not answered" in bad.output
+    assert "input 0: expected a row of digits: not answered" in bad.output
 
 
 def test_the_task_of_the_page_is_evaluated_also_on_files(ninth, tmp_path):

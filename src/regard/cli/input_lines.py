@@ -35,7 +35,7 @@ def input_batches(inputs: Sequence[str], *, characters: int) -> Iterator[list[In
     `characters` characters or is not UTF-8, its `InputText` has a `fault` and an empty text.
     """
     if inputs:
-        yield [_from_argument(number, text, characters) for number, text in enumerate(inputs, 1)]
+        yield [_from_argument(number, text, characters) for number, text in enumerate(inputs)]
         return
     together = _TOGETHER
     if sys.stdin.isatty():
@@ -93,8 +93,8 @@ def _from_argument(number: int, text: str, characters: int) -> InputText:
     Python decodes bytes that are not UTF-8 as surrogate code points, which this function detects.
     """
     if any("\ud800" <= letter <= "\udfff" for letter in text):
-        return InputText(f"text {number}", "", "not UTF-8")
-    return _bounded(f"text {number}", text, characters)
+        return InputText(f"input {number}", "", "not UTF-8")
+    return _bounded(f"input {number}", text, characters)
 
 
 def _bounded(place: str, text: str, characters: int) -> InputText:
