@@ -64,7 +64,7 @@ class Form(NamedTuple):
     strides: tuple[int, ...]  # of the output
     given: tuple[tuple[int, ...], ...]  # the strides of query, key and value
     keys: int
-    # The largest number of threads that is worthwhile in the forward pass; the backward pass uses at most twice as many.
+    # The largest number of threads that is worthwhile in the forward pass; in the backward pass twice as many are.
     threads: int
     normalizer: str
     band: tuple[int | None, int | None]
