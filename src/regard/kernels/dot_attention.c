@@ -206,11 +206,12 @@ static void transpose(const float *from, long stride, long rows, long size, floa
 #undef PLACE
 }
 
-/* Copies a matrix (rows, size) to consecutive panels (rows, PANEL) of PANEL columns each, padded with zeros. */
+/* Copies a matrix (rows, size) to consecutive panels (rows, PANEL) of PANEL columns each, padded with zeros to
+ * panels(size) columns. */
 static void pack_columns(const float *from, long stride, long rows, long size, float *to) {
-    for (long x = 0; x < size; x += PANEL)
+    for (long x = 0; x < panels(size); x += PANEL)
         for (long i = 0; i < rows; i++, to += PANEL) {
-            long count = least(PANEL, size - x);
+            long count = most_of(0, least(PANEL, size - x));
             memcpy(to, from + i * stride + x, (size_t)count * sizeof(float));
             for (long u = count; u < PANEL; u++) to[u] = 0.0f;
         }

@@ -52,6 +52,8 @@ class _Flash(torch.autograd.Function):
         ctx.set_materialize_grads(False)  # the gradient of an unused output is then None, not a tensor of zeros
         ctx.problem, ctx.unchanged = problem, Unchanged(problem)
         ctx.save_for_backward(output, total)
+        if not (ctx.needs_input_grad[1] or ctx.needs_input_grad[2]):  # the log-sum-exp does not depend on the values
+            ctx.mark_non_differentiable(total)
         return output.to(query.dtype), total
 
     @staticmethod
