@@ -37,27 +37,48 @@ def test_products(case: tuple[int, ...], transposed: bool, device: str) -> None:
 NAN_OF_A_GPU = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+# Triton's interpreter does not compute products of bfloat16.
+WAYS = [
+    *(pytest.param("three", device.values[0], marks=device.marks, id=f"three-{device.id}") for device in DEVICES),
+    pytest.param("six", "cuda", marks=pytest.mark.cuda, id="six-cuda"),
+]
+
+
+@pytest.mark.parametrize(("way", "device"), WAYS)
+@pytest.mark.parametrize("scale", [1.0, 1e-15, 1e15])
+def test_products_of_parts(way: str, device: str, scale: float) -> None:
+    """The parts of small and of large numbers are as exact as those of numbers near 1."""
+    from one_product import one_product
+
+    left, right = torch.randn(16, 16, device=device) * scale, torch.randn(16, 16, device=device)
+    found = torch.empty(16, 16, device=device)
+    one_product[1,](left, right, found, way)
+    exact = left.double() @ right.double()
+    assert (found - exact).norm() < 4e-7 * exact.norm()
+
+
+@pytest.mark.parametrize(("way", "device"), WAYS)
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_three_products_keep_nan(side: str, device: str) -> None:
-    check_three_products(side, NAN_OF_A_GPU, device)
+def test_products_of_parts_keep_nan(side: str, way: str, device: str) -> None:
+    check_one_number(side, NAN_OF_A_GPU, way, device)
 
 
 @pytest.mark.cuda  # Inf − Inf in Triton's interpreter is a NaN with other bits than on a GPU
+@pytest.mark.parametrize("way", ["three", "six"])
 @pytest.mark.parametrize("number", [torch.inf, -torch.inf])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_three_products_of_infinity_are_not_finite(side: str, number: float) -> None:
-    """Infinity times the rest of a rounded factor may have the other sign, so that the sum of three products is NaN."""
-    check_three_products(side, torch.tensor(number), "cuda")
+def test_products_of_parts_of_infinity_are_not_finite(side: str, number: float, way: str) -> None:
+    """Infinity times the rest of a rounded factor may have the other sign, so that the sum of the products is NaN."""
+    check_one_number(side, torch.tensor(number), way, "cuda")
 
 
-def check_three_products(side: str, number: torch.Tensor, device: str) -> None:
+def check_one_number(side: str, number: torch.Tensor, way: str, device: str) -> None:
     from one_product import one_product
 
     left, right = (torch.rand(16, 16, device=device) + 0.5 for _ in range(2))
     (left if side == "left" else right)[3, 5] = number
     found = torch.empty(16, 16, device=device)
-    one_product[1,](left, right, found, "three")
+    one_product[1,](left, right, found, way)
     exact = left.double() @ right.double()
     finite = exact.isfinite()
     assert not finite.all()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.core.backends import decoding_step
+from regard.core.backends import decoding_step, torch_sdpa
 from regard.core.backends.kernel_arguments import beside_a_band, odd_values
 from regard.core.backends.result import Direct, Result
 from regard.core.biases import Alibi, Bias, DenseBias, Relative
@@ -30,7 +30,13 @@ from regard.kernels.availability import TRITON
 
 KERNEL = "triton ranges"
 _SIZE = 256  # the largest vector size of queries, keys and values that the kernel supports
-_SINGLE = 128  # the largest size in float32 with gradients, or with a mask under which few blocks of keys are skipped
+# In float32, the largest size with gradients, or with a mask under which few blocks of keys are skipped and more than
+# _SHORT keys.
+_SINGLE, _SHORT = 128, 64
+# In float32, the sizes for which the kernel is faster than torch's also without a mask: up to _NARROW, and from _WIDE
+# (with gradients _LEARNED) to _SINGLE. Sizes are padded to powers of two, so those between are slower. _WORK is the
+# number of products from which on the kernel saves enough time to be worth its compilation.
+_NARROW, _WIDE, _LEARNED, _WORK = 64, 80, 100, 2**26
 _PROGRAMS = 65_535  # the largest number of thread blocks on the second axis of a CUDA kernel launch
 _REACH = 2**20  # the largest distance in the table of a relative bias, and its largest offset
 _FEW = 1024  # over more keys than this, calls of few queries are slower than by other backends
@@ -62,7 +68,7 @@ def serves(problem: Problem, mask_rules: Clauses | None) -> bool:
         return False
     if not _worth_it(problem, mask_rules) or decoding_step.serves(problem):
         return False
-    sparse = mask_rules.low is not None or len(mask_rules.segments) > 0
+    sparse = mask_rules.low is not None or len(mask_rules.segments) > 0 or problem.shape[-1] <= _SHORT
     small = problem.query.dtype == torch.float32 and (problem.differentiated or not sparse)
     return _fits(problem.query, problem.key, problem.value, _SINGLE if small else _SIZE)
 
@@ -88,7 +94,21 @@ def _worth_it(problem: Problem, mask_rules: Clauses) -> bool:
         return queries > decoding_step.MOST or keys <= _FEW
     if mask_rules.dense:
         return bias is not None
-    return bias is not None or not by_torch or mask_rules.lengths is not None or len(mask_rules.segments) > 0
+    if bias is not None or not by_torch or mask_rules.lengths is not None or len(mask_rules.segments) > 0:
+        return True
+    return problem.query.dtype == torch.float32 and _faster_in_float32(problem)
+
+
+def _faster_in_float32(problem: Problem) -> bool:
+    """Return whether the kernel is faster than torch's in a call without bias whose mask, if any, is causal."""
+    query, key, value = problem.query, problem.key, problem.value
+    size = max(query.shape[-1], value.shape[-1])
+    if problem.request is not None or query.shape[-2] <= decoding_step.MOST or size > _SINGLE:
+        return False
+    if problem.mask is None and query.ndim == 4 and torch_sdpa.products_serve(query, key, value):
+        return False
+    fast = size <= _NARROW or size >= (_LEARNED if problem.differentiated else _WIDE)
+    return fast and math.prod(problem.shape) * size >= _WORK
 
 
 def _softcap(score: Score) -> float | None:

@@ -263,7 +263,7 @@ def operator(query: Tensor, key: Tensor, value: Tensor, causal: bool, dropout: f
         return ""
     if not has_flash(query.device) or _efficient_operator is None:
         return ""
-    if query.dtype == torch.float32 and not causal and dropout == 0.0 and _products_serve(query, key, value):
+    if query.dtype == torch.float32 and not causal and dropout == 0.0 and products_serve(query, key, value):
         return "products"
     step = 16 // query.element_size()
     if pads(query, value) or any(t.shape[3] > _HEAD or t.stride(3) != 1 for t in tensors):
@@ -278,7 +278,7 @@ def pads(query: Tensor, value: Tensor) -> bool:
     return (query.shape[-1] | value.shape[-1]) % (16 // query.element_size()) != 0
 
 
-def _products_serve(query: Tensor, key: Tensor, value: Tensor) -> bool:
+def products_serve(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Return whether two matrix products take less time than the efficient kernel in float32."""
     queries, keys = query.shape[2], key.shape[2]
     scores = query.shape[0] * query.shape[1] * queries * keys

@@ -271,18 +271,33 @@ class Tuning(NamedTuple):
     keys: Block
 
 
-# Tile sizes by the larger of the sizes of key and value. HALF is for half precision, SINGLE for float32, where a matrix
-# product is computed as three TF32 products.
+# Tile sizes by the larger of the sizes of key and value, for half precision and for float32, where a matrix product is
+# computed as six products of bfloat16. PAIRED are for calls with a number for each pair (a bias, a table or a mask), a
+# softcap or sigmoid weights, which need more registers: larger tiles would spill.
 HALF = {
-    64: Tuning(Block(128, 64, warps=4), Block(128, 64, warps=8), Block(64, 128, warps=8)),
-    128: Tuning(Block(128, 64, warps=8), Block(64, 64, warps=4, stages=2), Block(64, 64, warps=4, stages=2)),
+    64: Tuning(Block(64, 64, warps=4), Block(64, 64, warps=4), Block(64, 64, warps=4, stages=2)),
+    128: Tuning(Block(64, 64, warps=4), Block(64, 64, warps=4, stages=2), Block(64, 64, warps=4, stages=2)),
     256: Tuning(Block(128, 32, warps=8), Block(64, 32, warps=4, stages=2), Block(16, 32, warps=4, stages=2)),
 }
+HALF_PAIRED = {
+    32: Tuning(Block(32, 32, warps=2, stages=2), Block(64, 64, warps=4, stages=2), Block(32, 64, warps=4, stages=2)),
+    64: Tuning(Block(64, 64, warps=4, stages=2), Block(64, 32, warps=4, stages=2), Block(64, 64, warps=4, stages=2)),
+    128: Tuning(Block(64, 32, warps=4, stages=2), Block(64, 32, warps=4, stages=2), Block(32, 64, warps=4, stages=2)),
+    256: Tuning(Block(128, 32, warps=8, stages=2), Block(64, 32, warps=4, stages=2), Block(16, 32, warps=4, stages=2)),
+}
 SINGLE = {
-    64: Tuning(Block(64, 32, warps=4), Block(64, 32, warps=4, stages=2), Block(32, 64, warps=4, stages=2)),
-    128: Tuning(Block(64, 32, warps=4, stages=2), Block(64, 32, warps=4, stages=1), Block(32, 32, warps=4, stages=1)),
+    64: Tuning(Block(64, 64, warps=4, stages=1), Block(64, 64, warps=4, stages=1), Block(64, 128, warps=8, stages=1)),
+    128: Tuning(Block(64, 64, warps=4, stages=1), Block(128, 32, warps=8, stages=1), Block(32, 32, warps=4, stages=2)),
     256: Tuning(Block(64, 32, warps=4, stages=1), Block(32, 32, warps=4, stages=1), Block(32, 32, warps=4, stages=1)),
 }
+SINGLE_PAIRED = {
+    32: Tuning(Block(64, 32, warps=4, stages=1), Block(64, 32, warps=4, stages=1), Block(64, 128, warps=8, stages=1)),
+    64: Tuning(Block(64, 64, warps=4, stages=1), Block(64, 32, warps=4, stages=1), Block(64, 128, warps=8, stages=1)),
+    128: Tuning(Block(64, 32, warps=4, stages=1), Block(128, 32, warps=8, stages=1), Block(32, 32, warps=4, stages=2)),
+    256: Tuning(Block(64, 32, warps=4, stages=1), Block(32, 32, warps=4, stages=1), Block(32, 32, warps=4, stages=1)),
+}
+FEW = Block(32, 32, warps=4, stages=1)  # the forward kernel's tile for at most 32 queries and _FEW_KEYS keys
+_FEW_KEYS = 128
 
 
 class Kind(NamedTuple):
@@ -291,23 +306,22 @@ class Kind(NamedTuple):
     dtype: torch.dtype
     native: bool  # whether the kernels run on a GPU, not in Triton's interpreter
     scale: float
-    special: bool = False  # whether there is a table, a bias, a mask of pairs, a softcap or a sigmoid
+    paired: bool = False  # whether there is a table, a bias, a mask of pairs, a softcap or a sigmoid
     holes: int = 0  # 1 if a table may mask pairs; 2 if a bias or a mask may mask pairs or whole keys
 
 
 @functools.lru_cache(maxsize=1024)
-def _tiles(d: int, e: int, kind: Kind) -> tuple[Tuning, dict[str, Any]]:
+def _tiles(d: int, e: int, few: bool, kind: Kind) -> tuple[Tuning, dict[str, Any]]:
     """Return the tile sizes and the constants that all kernels share."""
     single, native = kind.dtype == torch.float32, kind.native
     blocks = [max(16, triton.next_power_of_2(size)) for size in (d, e)]
-    tuning = (SINGLE if single else HALF)[max(64, *blocks)]
-    if kind.special:
-        # Numbers loaded for each pair (a bias, a mask) are prefetched too: three stages would exceed shared memory.
-        tuning = Tuning(*(block._replace(stages=min(block.stages, 2)) for block in tuning))
-        forward = tuning.forward
-        if forward.rows == 128:
-            tuning = tuning._replace(forward=forward._replace(warps=8))
-    precision = "three" if single and native else "ieee"
+    if single:  # with two sizes, Triton 3.6 computes some products of parts wrong on Hopper
+        blocks = [max(blocks)] * 2
+    table = (SINGLE_PAIRED if single else HALF_PAIRED) if kind.paired else SINGLE if single else HALF
+    tuning = table[max(min(table), *blocks)]
+    if few:
+        tuning = tuning._replace(forward=FEW)
+    precision = "six" if single and native else "ieee"
     return tuning, {
         "D": d, "E": e, "BD": blocks[0], "BE": blocks[1], "NATIVE": native, "PRECISION": precision, "HOLES": kind.holes,
     }  # fmt: skip
@@ -347,7 +361,7 @@ class Plan:
 
     def __init__(self, shapes: Places, strides: Places, kind: Kind) -> None:
         (b, h, q, d), (_, g, k, e) = shapes[0], shapes[2]
-        self.tuning, self.constants = _tiles(d, e, kind)
+        self.tuning, self.constants = _tiles(d, e, q <= FEW.rows and k <= _FEW_KEYS, kind)
         self.strides, (self.output, *self.grads) = strides, _new_strides(shapes, strides)
         self.shape, self.rows, self.shapes, self.dtype = (b, h, q, e), (b, h, q), shapes, kind.dtype
         self.numbers = h, h // g, q, k, kind.scale
@@ -439,9 +453,9 @@ def plan_of(query: Tensor, key: Tensor, value: Tensor, scale: float, rules: Rule
     """
     shapes, strides = (query.shape, key.shape, value.shape), (query.stride(), key.stride(), value.stride())
     holes = 2 if rules.bias is not None or rules.mask is not None else int(rules.table is not None)
-    special = holes > 0 or rules.cap is not None or rules.shift is not None
+    paired = holes > 0 or rules.cap is not None or rules.shift is not None
     # The scale is a float, because Triton would compile other kernels for an integer.
-    return _plan(shapes, strides, Kind(query.dtype, query.is_cuda, float(scale), special, holes))
+    return _plan(shapes, strides, Kind(query.dtype, query.is_cuda, float(scale), paired, holes))
 
 
 class _Ranges(torch.autograd.Function):

@@ -246,6 +246,21 @@ def remainder(x, high):
 
 
 @triton.jit
+def _leading(x):
+    """Return x with the first eight bits of its significand: a bfloat16 number, as float32."""
+    return (x.to(tl.int32, bitcast=True) & -0x10000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def bfloat_parts(x):
+    """Return three bfloat16 numbers whose sum is x."""
+    high = _leading(x)
+    rest = x - high
+    middle = _leading(rest)
+    return high.to(tl.bfloat16), middle.to(tl.bfloat16), (rest - middle).to(tl.bfloat16)
+
+
+@triton.jit
 def product_parts(a, b_high, b_low, acc, PRECISION: tl.constexpr, FLIP: tl.constexpr):
     """Return acc + a b, or acc + b a with FLIP; b is b_high + b_low if PRECISION is "three", else b_high."""
     if PRECISION == "three":
@@ -274,10 +289,19 @@ def product(a, b, acc, PRECISION: tl.constexpr):
 
     With "three", each operand is split into a high and a low part, and three of the four products of parts are added.
     Triton's own "tf32x3" is not used, because it computes the parts in a register layout that repeats them in many
-    threads.
+    threads. With "six", each operand is the sum of three bfloat16 numbers, and six of the nine products are added, the
+    smallest first. On Hopper this is about twice as fast as "three", because products of bfloat16 are twice as fast as
+    those of TF32 and take half the shared memory.
     """
     if PRECISION == "interpreted":  # Triton's interpreter treats bfloat16 operands of tl.dot as integers
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+    elif PRECISION == "six":
+        a_high, a_middle, a_low = bfloat_parts(a)
+        b_high, b_middle, b_low = bfloat_parts(b)
+        part = tl.dot(a_high, b_low, tl.dot(a_low, b_high))
+        part = tl.dot(a_middle, b_middle, part)
+        part = tl.dot(a_high, b_middle, tl.dot(a_middle, b_high, part))
+        return acc + tl.dot(a_high, b_high, part)
     elif PRECISION == "three":
         b_high = coarse(b)
         return product_parts(a, b_high, remainder(b, b_high), acc, PRECISION, False)
