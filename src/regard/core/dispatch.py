@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 
 from regard.core import summaries
-from regard.core.backends import additive, blocked, dot_loops, flex, reference, sdpa, short
+from regard.core.backends import additive, blocked, dot_loops, flex, reference, row_form, sdpa, short
 from regard.core.backends.plain_form import asks, by_one_kernel
 from regard.core.backends.result import Direct, Result, WithRequest
 from regard.core.problem import Problem
 from regard.core.requests import Full, Rows
-from regard.core.scores import Additive
+from regard.core.scores import Additive, Dot, ScaledDot
 from regard.core.transforms import beyond_one_derivative, mapped, transformed
 
 # If `reference` needs at most so many bytes of working memory, by device, it returns a few requested rows of weights
@@ -127,7 +127,9 @@ class Backend:
         written = self.module is not blocked and not by_one_kernel(problem) and summaries.writes(problem)
         if isinstance(problem.request, Full) and not written and reference.working_bytes(problem) <= 5 * weights:
             return "all weights are asked for: the plain form has them anyway"
-        few = isinstance(problem.request, Rows) or (problem.device.type == "cuda" and asks(problem))
+        few = isinstance(problem.request, Rows) or (
+            problem.device.type == "cuda" and (asks(problem) or _by_rows(problem))
+        )
         if few and reference.working_bytes(problem) <= _FEW_BYTES[problem.device.type]:
             return "small, and weights are asked for: the plain form has them anyway"
         return self.module.not_worth_it(problem)
@@ -154,8 +156,8 @@ class Route:
     `backends` are the backends that support these calls, in the order in which they are tried; all but the last may
     refuse the values of a call. `direct` is a function that runs the kernel of the first backend without building a
     `Problem`. It returns None if it refuses the values of the call. `with_request` is a function for calls that request
-    weights or that choose one key (hard attention), which does not build a `Problem` either. Where no such function
-    exists, `direct` or `with_request` is None.
+    weights, that choose one key (hard attention), or that have no `direct`, and it does not build a `Problem` either.
+    Where no such function exists, `direct` or `with_request` is None.
     """
 
     backends: tuple[Backend, ...]
@@ -191,7 +193,7 @@ def store(signature: Hashable, problem: Problem, given: bool) -> Route:
     if given and not problem.empty and problem.request is None:
         of_backend = getattr(first.module, "direct", None)
         direct = None if of_backend is None else of_backend(problem)
-    if given and (problem.request is not None or (first.late and direct is None)):
+    if given and (problem.request is not None or direct is None):
         of_backend = getattr(first.module, "with_request", None)
         with_request = None if of_backend is None else of_backend(problem)
         if with_request is None and problem.request is not None:
@@ -201,6 +203,13 @@ def store(signature: Hashable, problem: Problem, given: bool) -> Route:
     route = Route(tuple(backends), direct, with_request)
     _ROUTES[signature] = route
     return route
+
+
+def _by_rows(problem: Problem) -> bool:
+    """Return whether weights are requested that `row_form` computes, and no kernel for weights alone."""
+    if problem.request is None or not row_form.serves(problem):
+        return False
+    return type(problem.score) not in (Dot, ScaledDot) or not summaries.serves(problem)
 
 
 def _with_request(problem: Problem, backend: Backend) -> WithRequest | None:

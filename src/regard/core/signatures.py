@@ -157,9 +157,9 @@ _DESCRIBED: dict[type, Callable[[Any], Any]] = {
     Tensor: _tensor,
     torch.nn.Parameter: _tensor,
 }
-# Instances of these classes cannot change and hold no tensors.
+# Instances of these classes cannot change and hold no tensors; those of `Hard` that hold a tensor have no cache key.
 WITHOUT_TENSORS = {
     *(ScaledDot, Dot, Cosine, Band),
-    *(Softmax, Entmax, Sparsemax, Sigmoid),
+    *(Softmax, Entmax, Sparsemax, Sigmoid, Hard),
     *(Full, TopWeights, Received, Entropy, LogSumExp),
 }

@@ -257,7 +257,7 @@ def _native_serves(problem: Problem) -> bool:
 
 def with_request(problem: Problem) -> WithRequest | None:
     """Return a function that computes output and requested weights by compiled code on the CPU, or None."""
-    if problem.device.type != "cpu" or not _native_serves(problem):
+    if problem.request is None or problem.device.type != "cpu" or not _native_serves(problem):
         return None
     run = _native(problem)
 

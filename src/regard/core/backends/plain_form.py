@@ -34,7 +34,7 @@ from regard.core.normalizers import (
 )
 from regard.core.problem import HALF, Problem
 from regard.core.requests import Entropy, Full, LogSumExp, Request, Top, returned
-from regard.core.scores import Additive, Bilinear, Cosine, Dot, ScaledDot
+from regard.core.scores import Additive, Bilinear, Cosine, Dot, ScaledDot, ScaledProduct, Score
 from regard.core.spans import all_of
 from regard.core.transforms import transformed
 from regard.kernels import availability
@@ -216,25 +216,31 @@ def _scores(problem: Problem, clean: bool) -> Tensor:
     if problem.device.type == "cpu" and not _rounds(problem):
         query, key = query.to(problem.dtype), key.to(problem.dtype)
     softcap = score.softcap if isinstance(score, ScaledDot) else None
-    scale = score.factor(query.shape[-1]) if isinstance(score, ScaledDot) else 1.0
     if type(score) in (Dot, ScaledDot) and softcap is None:
-        return product(query, key, scale, clean, learning)
+        return product(*vectors(score, query, key), clean, learning)
     spoilt = None
     if clean:  # if `clean` were False, a masked score of NaN would have a gradient of 0 · NaN
         # 0 · NaN and 0 · Inf are NaN, so each vector with NaN or Inf gives NaN here, and any other vector gives 0.
         of_query, of_key = (t.detach() @ t.new_zeros(t.shape[-1]) for t in (query, key))
         spoilt = of_query.unsqueeze(-1) + problem.repeat(of_key.unsqueeze(-1)).mT
         query, key = (cast(Tensor, _Finite.apply(t)) for t in (query, key))
-    if softcap is not None:
-        scores = softcap * torch.tanh(product(query, key, scale, False, learning) / softcap)
-    elif isinstance(score, Additive):
+    if isinstance(score, Additive):
         scores = by_kernel(problem).score(query.to(problem.dtype), problem.repeat(key.to(problem.dtype)))
     else:
-        wide = isinstance(score, Bilinear) and query.dtype == torch.float16  # query @ weight can overflow float16
-        rewritten = score.as_product(query.float(), key.float()) if wide else score.as_product(query, key)
-        assert rewritten is not None  # cosine and bilinear scores can be written as dot products of other vectors
-        scores = product(rewritten.query, rewritten.key, rewritten.scale, False, learning)
+        scores = product(*vectors(score, query, key), False, learning)
+        scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
     return scores if spoilt is None else scores + spoilt
+
+
+def vectors(score: Score, query: Tensor, key: Tensor) -> ScaledProduct:
+    """Return the vectors, and their scale, whose dot products are the scores before a softcap; not for additive
+    scores."""
+    if isinstance(score, ScaledDot):
+        return ScaledProduct(query, key, score.factor(query.shape[-1]))
+    wide = isinstance(score, Bilinear) and query.dtype == torch.float16  # query @ weight can overflow float16
+    rewritten = score.as_product(query.float(), key.float()) if wide else score.as_product(query, key)
+    assert rewritten is not None  # dot, cosine and bilinear scores are dot products of vectors
+    return rewritten
 
 
 def _rounds(problem: Problem) -> bool:

@@ -7,7 +7,7 @@ twice differentiable. Every other backend is compared with this one.
 import torch
 from torch import Tensor
 
-from regard.core.backends import plain_form
+from regard.core.backends import plain_form, row_form
 from regard.core.backends.result import Direct, Result, WithRequest
 from regard.core.custom import Custom
 from regard.core.hard import choose
@@ -67,8 +67,10 @@ def in_bfloat16(problem: Problem) -> bool:
 
 
 def kernel(problem: Problem) -> str:
-    """Return the name of the code that runs: torch operations, or one kernel for output and weights."""
-    return "triton weights" if plain_form.by_one_kernel(problem) else NAME
+    """Return the name of the code that runs: torch operations, one kernel for output and weights, or one for rows."""
+    if plain_form.by_one_kernel(problem):
+        return "triton weights"
+    return row_form.KERNEL if row_form.serves(problem) else NAME
 
 
 def direct(problem: Problem) -> Direct | None:
@@ -80,7 +82,7 @@ def direct(problem: Problem) -> Direct | None:
     if problem.mask is not None or problem.bias is not None or problem.dropout > 0.0 or problem.group > 1:
         return None
     normalize = problem.normalize
-    if problem.query.ndim < 3 or isinstance(normalize, Hard):
+    if problem.query.ndim < 3 or isinstance(normalize, Hard) or row_form.serves(problem):
         return None
     if in_bfloat16(problem) and normalize.is_softmax and type(problem.score) in (Dot, ScaledDot):
         return _in_bfloat16(problem)
@@ -90,9 +92,9 @@ def direct(problem: Problem) -> Direct | None:
 
 
 def with_request(problem: Problem) -> WithRequest | None:
-    """Return a function that computes output and requested weights of calls like `problem` with other values; or
-    None."""
-    return plain_form.with_request(problem)
+    """Return a function that computes output and requested weights, if any, of calls like `problem` with other values;
+    or None."""
+    return plain_form.with_request(problem) or row_form.with_request(problem)
 
 
 def _in_bfloat16(problem: Problem) -> Direct | None:
@@ -112,7 +114,7 @@ def _in_bfloat16(problem: Problem) -> Direct | None:
 def attend(problem: Problem) -> Result:
     """Compute normalize(score(Q, K) + bias) V as written, or by `plain_form` if the backend was not chosen by name."""
     if plain_form.serves(problem):
-        result = plain_form.attend(problem)
+        result = row_form.attend(problem) or plain_form.attend(problem)
         if result is not None:
             return result
     problem, marks = cleaned(problem)

@@ -173,7 +173,7 @@ def ids_of(ids, b, row, n, step_b, step_n):
 
 
 @triton.jit
-def _tanh(x):
+def tanh(x):
     """Return tanh(x) in float32: a polynomial for |x| < 0.625 (Moshier, Cephes), 1 - 2 / (1 + e^2x) elsewhere."""
     z = x * x
     p = (((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z + 1.33314422036e-1) * z
@@ -224,7 +224,7 @@ def masked_scores(
     bend = s
     unit = 1.0 if HOLES > 0 else LOG2E
     if rules.cap is not None:
-        t = _tanh(s * (scale / rules.cap))
+        t = tanh(s * (scale / rules.cap))
         bend = 1.0 - t * t
         s = t * (rules.cap * unit)
     else:
