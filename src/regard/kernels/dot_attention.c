@@ -1270,11 +1270,14 @@ static void run(const call *c, long units, long threads, void (*work)(const call
 #ifdef _OPENMP
     if (threads > 1) {
         long chunk = most_of(1, units / (threads * CHUNKS));
+        region regions[threads];
+        divide(regions, threads, units);
 #pragma omp parallel num_threads(threads) private(saved)
         {
             if (c->s->half) begin_tiles(saved);
-#pragma omp for schedule(dynamic, chunk)
-            for (long unit = 0; unit < units; unit++) work(c, unit);
+            long first, stop;
+            while (take(regions, threads, omp_get_thread_num(), chunk, &first, &stop))
+                for (long unit = first; unit < stop; unit++) work(c, unit);
             if (c->s->half) end_tiles(saved);
             trim(&room);
         }

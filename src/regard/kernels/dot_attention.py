@@ -13,6 +13,7 @@ stores all weights.
 
 import ctypes
 import functools
+import math
 import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from regard.kernels.dot_form import NO_LIMITS, Form, Limits, Rows
 from regard.kernels.dot_formula import formula
+from regard.kernels.huge_pages import LARGE, on_huge_pages
 from regard.kernels.native_library import library
 
 _FILE = "dot_attention.c"
@@ -97,9 +99,12 @@ def repeated(form: Form, learning: bool) -> Callable[..., Tensor | None]:
     """
     numbers, shape, strides, most = form.numbers, form.shape, form.strides, form.threads
     forward, pack = _functions()[0], _OUTPUTS.pack
+    large = 4 * math.prod(shape) >= LARGE
 
     def computed(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor | None:
         output, threads = query.new_empty_strided(shape, strides), _threads(most)
+        if large:
+            on_huge_pages(output)
         bad = forward(
             numbers,
             pack(
@@ -186,7 +191,8 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, call: _Call, *more: Tens
     written, in this order; those that are not needed may be omitted.
     """
     form, limits, rows, seed, _ = call
-    output, more = query.new_empty_strided(form.shape, form.strides), (*more, None, None, None)[:3]
+    output = on_huge_pages(query.new_empty_strided(form.shape, form.strides))
+    more = (*more, None, None, None)[:3]
     packed = _OUTPUTS.pack(
         query.data_ptr(), key.data_ptr(), value.data_ptr(), *_pointers(limits, rows), seed,
         _threads(form.threads), output.data_ptr(), *map(_pointer, more),
@@ -201,7 +207,7 @@ def _threads(most: int) -> int:
 
 def _floats(query: Tensor, *shape: int) -> Tensor:
     """Return a new tensor in float32, whatever torch's default dtype and device are."""
-    return query.new_empty(shape, dtype=torch.float32)
+    return on_huge_pages(query.new_empty(shape, dtype=torch.float32))
 
 
 def _pointer(tensor: Tensor | None) -> int:
@@ -274,7 +280,7 @@ class _Attention(torch.autograd.Function):
         change = query.new_zeros(form.shape) if change is None else change.resolve_neg()
         change = change if change.stride(-1) == 1 else change.contiguous()
         drequested = None if drequested is None else drequested.resolve_neg().contiguous()
-        grads = query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+        grads = [on_huge_pages(t.new_empty(t.shape)) for t in (query, key, value)]
         dscores = None
         if learned[3]:
             dscores = _floats(query, *form.shape[:-1], form.keys)

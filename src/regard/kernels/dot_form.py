@@ -147,7 +147,8 @@ def form(
     numbers += struct.unpack("5q", struct.pack("5d", *factors))  # five integers with the bits of the factors
     numbers += [int(checked)]
     numbers_read = batch * kv_heads * keys * (size + value_size)
-    work = batch * heads * queries * keys * (size + value_size) * (2 if queries <= _FEW else 1)
+    # A row of few keys takes as long as one of eight.
+    work = batch * heads * queries * max(keys, 8) * (size + value_size) * (2 if queries <= _FEW else 1)
     threads = max(work // _OF_THREAD, numbers_read // _KEYS_OF_THREAD, batch * heads // _HEADS_OF_THREAD)
     axes = query.ndim
     return Form(

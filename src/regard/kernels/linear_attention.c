@@ -350,8 +350,13 @@ static void run_linear(const linear_call *c, long threads, void (*work)(const li
     if (threads > units) threads = units;
 #ifdef _OPENMP
     if (threads > 1) {
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-        for (long z = 0; z < units; z++) work(c, z);
+        region regions[threads];
+        divide(regions, threads, units);
+#pragma omp parallel num_threads(threads)
+        {
+            long first, stop;
+            while (take(regions, threads, omp_get_thread_num(), 1, &first, &stop)) work(c, first);
+        }
         return;
     }
 #endif

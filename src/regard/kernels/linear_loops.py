@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from regard.kernels.huge_pages import on_huge_pages
 from regard.kernels.native_library import library
 
 _FILES = ("dot_attention.c", "linear_attention.c")  # the second file calls functions of the first
@@ -110,7 +111,7 @@ def forward(query: Tensor, key: Tensor, value: Tensor, projection: Tensor | None
     functions = _functions()
     assert functions is not None  # the caller has tested serves()
     matrices = _Matrices(projection)
-    output = query.new_empty(*query.shape[:-1], value.shape[-1])
+    output = on_huge_pages(query.new_empty(*query.shape[:-1], value.shape[-1]))
     divisor = query.new_empty((*query.shape[:-1], 1), dtype=torch.float32)
     bad = functions[0](
         _shape(query, key, value, projection, matrices, causal), query.data_ptr(), key.data_ptr(), value.data_ptr(),
@@ -128,7 +129,7 @@ def backward(
     assert functions is not None  # the caller has tested serves()
     matrices = _Matrices(projection)
     change = change.contiguous()
-    grads = [t.new_empty(t.shape) for t in (query, key, value)]
+    grads = [on_huge_pages(t.new_empty(t.shape)) for t in (query, key, value)]
     functions[1](
         _shape(query, key, value, projection, matrices, causal), query.data_ptr(), key.data_ptr(), value.data_ptr(),
         *matrices.pointers, output.data_ptr(), divisor.data_ptr(), change.data_ptr(),

@@ -282,8 +282,13 @@ static void run(const call *c, long units, long threads, void (*work)(const call
     if (threads > units) threads = units;
 #ifdef _OPENMP
     if (threads > 1) {
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-        for (long unit = 0; unit < units; unit++) work(c, unit);
+        region regions[threads];
+        divide(regions, threads, units);
+#pragma omp parallel num_threads(threads)
+        {
+            long first, stop;
+            while (take(regions, threads, omp_get_thread_num(), 1, &first, &stop)) work(c, first);
+        }
         return;
     }
 #endif

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.kernels.huge_pages import on_huge_pages
 from regard.kernels.native_library import library
 
 _FILE = "local_attention.c"
@@ -60,7 +61,7 @@ class Loops:
 
         Return None if a centre is not finite.
         """
-        output, weights = (query.new_empty(shape) for shape in (self.output, self.weights))
+        output, weights = (on_huge_pages(query.new_empty(shape)) for shape in (self.output, self.weights))
         bad = _functions()[0](
             self.numbers, query.data_ptr(), key.data_ptr(), value.data_ptr(), centre.data_ptr(),
             None if lengths is None else lengths.data_ptr(), output.data_ptr(), weights.data_ptr(), self.scale,
@@ -73,7 +74,7 @@ class Loops:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Return the gradients of query, key, value and centre."""
         change = change.contiguous()
-        dquery, dkey, dvalue = (t.new_empty(t.shape) for t in (query, key, value))
+        dquery, dkey, dvalue = (on_huge_pages(t.new_empty(t.shape)) for t in (query, key, value))
         dcentre = centre.new_empty(centre.shape) if self.gaussian else None
         _functions()[1](
             self.numbers, query.data_ptr(), key.data_ptr(), value.data_ptr(), centre.data_ptr(),

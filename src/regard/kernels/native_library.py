@@ -20,7 +20,7 @@ _log = logging.getLogger("regard")
 # -ffast-math is not used: linking with it would flush subnormal numbers to 0 in the whole process. If torch has loaded
 # libgomp, the library uses that copy for OpenMP, and shares its thread pool with torch.
 _OPENMP = "-fopenmp"
-_HEADERS = ("vectors.h", "bfloat16.h")  # their text precedes every C file, so the cache key includes it
+_HEADERS = ("vectors.h", "bfloat16.h", "regions.h")  # their text precedes every C file, so the cache key includes it
 _FLAGS = ("-O3", "-march=native", "-std=c11", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.kernels.huge_pages import on_huge_pages
 from regard.kernels.native_library import library
 
 _FILE = "unit_rows.c"
@@ -41,7 +42,7 @@ def unit_rows(x: Tensor) -> Tensor:
 
 
 def _forward(x: Tensor) -> Tensor:
-    out = x.new_empty(x.shape)
+    out = on_huge_pages(x.new_empty(x.shape))
     _functions()[0](_numbers(x, x), x.data_ptr(), out.data_ptr(), _threads(x))
     return out
 
@@ -81,7 +82,7 @@ class _UnitRows(torch.autograd.Function):
         change = change.resolve_neg()
         change = change if change.stride(-1) == 1 else change.contiguous()
         x = x if x.stride(-1) == 1 else x.contiguous()  # hooks on saved tensors may have changed the strides
-        out = x.new_empty(x.shape)
+        out = on_huge_pages(x.new_empty(x.shape))
         _functions()[1](_numbers(x, change), x.data_ptr(), change.data_ptr(), out.data_ptr(), _threads(x))
         return out
 
