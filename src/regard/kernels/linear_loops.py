@@ -16,7 +16,7 @@ from regard.kernels.huge_pages import on_huge_pages
 from regard.kernels.native_library import library
 
 _FILES = ("dot_attention.c", "linear_attention.c")  # the second file calls functions of the first
-_CHUNK = 64  # number of positions in a causal chunk
+_CHUNK = 32  # number of positions in a causal chunk
 _WIDEST = 512  # the largest size of a query, key or value
 _SUMS = 2**18  # the largest number of elements of S, the sums of a head: features times size of the values
 # A call uses several threads if its number of elements, multiplied by features / size, is at least this.

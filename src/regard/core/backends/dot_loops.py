@@ -288,20 +288,20 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
     if product is None and free and plain:
         return dot_attention.repeated(form, learning)
     limits, masked, strides = functools.partial(_limits, problem.shape), problem.masked, (query.stride(), key.stride())
-    queries, dropping, run = problem.shape[-2], problem.dropout > 0.0, dot_attention.attention
+    dropping, run, rows = problem.dropout > 0.0, dot_attention.attention, ()
     if problem.request is not None or isinstance(problem.normalize, Hard):
         run = dot_attention.with_request
+    if isinstance(problem.request, Rows):  # the row numbers are a part of the signature
+        with torch.inference_mode(False):  # a tensor that is created in inference mode could not be saved for gradients
+            rows = (dot_form.rows(problem.request.positions(problem.shape[-2]).cpu(), problem.shape[-2]),)
 
-    def computed(
-        query: Tensor, key: Tensor, value: Tensor, mask: Any, bias: Any, request: Request | None, generator: Any
-    ) -> Any:
+    def computed(query: Tensor, key: Tensor, value: Tensor, mask: Any, bias: Any, generator: Any) -> Any:
         nonlocal form
-        more = (dot_form.rows(request.positions(queries).cpu(), queries),) if type(request) is Rows else ()
         seed = _seed(generator) if dropping else 0
         restricted = NO_LIMITS if free else limits(mask, bias)
         if not form.complete:
             form = form.completed(restricted)
-        return run(query, key, value, form, restricted, learning, *more, seed=seed)
+        return run(query, key, value, form, restricted, learning, *rows, seed=seed)
 
     if product is None:
 
@@ -309,7 +309,7 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
             query: Tensor, key: Tensor, value: Tensor, _: object, mask: Any, bias: Any, request: Any = None,
             generator: Any = None,
         ) -> Any:  # fmt: skip
-            return computed(query, key, value, mask, bias, request, generator)
+            return computed(query, key, value, mask, bias, generator)
 
         return attended
 
@@ -325,7 +325,7 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
             return None
         if (made.query.stride(), made.key.stride()) != strides:
             return None
-        return computed(made.query, made.key, value, mask, bias, request, generator)
+        return computed(made.query, made.key, value, mask, bias, generator)
 
     return by_product
 
