@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from regard.kernels.memory_order import dense_strides
 from regard.kernels.triton.additive.pairs import LOG2E, power_of_two, product
 from regard.kernels.triton.additive.plan import Block, Prepared
 from regard.kernels.triton.range_pairs import put_rows, rows_of
@@ -309,12 +310,6 @@ _SINGLE = {
 }
 
 
-def _place(shape: torch.Size, stride: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides of a new tensor with the memory order of the given one, which saves the next layer a copy."""
-    found = torch.empty_like(torch.empty_strided(shape, stride, device="meta"))
-    return found.stride() if found.stride(-1) == 1 else torch.empty(shape, device="meta").stride()
-
-
 def _known(
     query: Tensor, key: Tensor, value: Tensor, centre: Tensor, lengths: Tensor | None, order: Tensor | None, more: Any
 ) -> tuple[Any, ...] | None:
@@ -349,8 +344,8 @@ class Launches:
         self.strides = (query.stride(), key.stride(), value.stride(), centre.stride())
         self.shapes, self.dtype = (query.shape, key.shape, value.shape), query.dtype
         self.output, self.window, self.rows = (b, h, q, e), (b, h, q, 2 * reach + 1), (b, h, q)
-        self.grads = [_place(*pair) for pair in zip(self.shapes, self.strides, strict=False)]
-        self.output_strides = _place(torch.Size(self.output), query.stride() if d == e else (0,) * 4)
+        self.grads = [dense_strides(*pair) for pair in zip(self.shapes, self.strides, strict=False)]
+        self.output_strides = dense_strides(self.output, query.stride() if d == e else (0,) * 4)
         self.numbers, self.slices = (h, q, k, 2 * reach + 1, float(scale), float(reach)), b * h
         near = 2 * reach + 1 + self.blocks[0].rows * k // q
         self.ordered = ordered

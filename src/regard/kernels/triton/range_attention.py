@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.kernels.derivatives import REFERENCE, once_only
+from regard.kernels.memory_order import dense_strides
 from regard.kernels.triton.additive.pairs import product
 from regard.kernels.triton.additive.plan import Block, Prepared
 from regard.kernels.triton.range_pairs import (
@@ -340,20 +341,12 @@ def _steps(unit: int, *strides: tuple[int, ...]) -> list[int]:
     return [step // unit for stride in strides for step in stride[:3]]
 
 
-def _like(tensor: Tensor) -> Tensor:
-    """Return an empty tensor with the memory order of the given one, which saves the next layer a copy."""
-    found = torch.empty_like(tensor)
-    return found if found.stride(-1) == 1 else torch.empty(tensor.shape, device=tensor.device, dtype=tensor.dtype)
-
-
 def _new_strides(shapes: Places, strides: Places) -> list[tuple[int, ...]]:
     """Return the strides of the output and of the gradients of query, key and value."""
-    given = [torch.empty_strided(shape, stride, device="meta") for shape, stride in zip(shapes, strides, strict=True)]
-    return [_output(given[0], shapes[2][-1]).stride(), *(_like(t).stride() for t in given)]
-
-
-def _output(query: Tensor, size: int) -> Tensor:
-    return _like(query) if query.shape[-1] == size else query.new_empty(*query.shape[:-1], size)
+    query, value = shapes[0], shapes[2]
+    order = strides[0] if query[-1] == value[-1] else (0,) * len(query)
+    of_output = dense_strides((*query[:-1], value[-1]), order)
+    return [of_output, *(dense_strides(shape, given) for shape, given in zip(shapes, strides, strict=True))]
 
 
 class Plan:
