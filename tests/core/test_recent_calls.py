@@ -202,3 +202,38 @@ def test_records_of_remembered_calls_are_not_kept_alive() -> None:
     freed = [weakref.ref(mask), weakref.ref(score), weakref.ref(weight)]
     del mask, score, weight
     assert [each() for each in freed] == [None, None, None]
+
+
+@pytest.mark.parametrize("length", [-1, 9])
+@pytest.mark.parametrize("beside", [None, regard.causal()], ids=["alone", "causal"])
+@pytest.mark.parametrize("score", [regard.Additive(torch.ones(6)), regard.ScaledDot()], ids=["additive", "dot"])
+def test_new_lengths_out_of_range_are_refused_in_repeated_calls(
+    score: regard.Score, beside: regard.Mask | None, length: int
+) -> None:
+    """A repeated call reads the lengths of a new mask without the checks of the first call."""
+    torch.manual_seed(6)
+    query, key, value = (torch.randn(2, 3, n, 6) for n in (4, 8, 8))
+
+    def call(*lengths: int) -> torch.Tensor:
+        padding = regard.padding(torch.tensor(lengths))
+        return regard.attention(
+            query, key, value, score=score, mask=padding if beside is None else padding & beside
+        ).output
+
+    for _ in range(3):
+        full, cut = call(8, 8), call(8, 3)
+    assert torch.equal(full[0], cut[0])
+    torch.testing.assert_close(cut[1], attended(score, query[1], key[1, :, :3], value[1, :, :3], beside))
+    with pytest.raises(ValueError, match="length"):
+        call(8, length)
+    assert torch.equal(call(8, 3), cut)
+
+
+def attended(
+    score: regard.Score, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: regard.Mask | None
+) -> torch.Tensor:
+    """Return attention by its formula; `mask` is None or causal()."""
+    scores = score(query, key)
+    if mask is not None:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -torch.inf)
+    return torch.softmax(scores, -1) @ value

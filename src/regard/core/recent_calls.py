@@ -35,7 +35,7 @@ _has_gradients, _deterministic = torch.is_grad_enabled, torch._C._get_determinis
 # The stored calls, newest first. Each entry has: score, normaliser, mask, bias and request, each replaced by `_NEVER`
 # if it holds tensors; weak references to score, mask and bias if they hold tensors; dropout; whether grad mode was on,
 # deterministic algorithms were required and a CUDA graph was recorded; the guard of query, key and value; the `Route`;
-# the cache keys of score, normaliser, mask, bias and request.
+# the cache keys of score, normaliser, mask, bias and request; the classes of score, mask and bias.
 _recent: tuple[tuple[Any, ...], ...] = ()
 _missed: dict[int, int] = {}  # maps id(`Route`) to the number of its calls that `recall` did not find
 
@@ -53,7 +53,7 @@ def recall(
     grad, deterministic = _has_gradients(), _deterministic()
     for (
         score_, normalize_, mask_, bias_, request_, score_held, mask_held, bias_held, dropout_, grad_, deterministic_,
-        recording, check, route, _,
+        recording, check, route, _, _,
     ) in _recent:  # fmt: skip
         if (
             normalize is normalize_
@@ -78,10 +78,10 @@ def _recall_by_keys(
 
     Score, normaliser, mask, bias and request are compared by their cache keys.
     """
-    grad, deterministic, own, records = _has_gradients(), _deterministic(), None, None
+    grad, deterministic, own, records, kinds = _has_gradients(), _deterministic(), None, None, None
     for (
         score_, normalize_, mask_, bias_, request_, score_held, _, bias_held, dropout_, grad_, deterministic_,
-        recording, check, route, known,
+        recording, check, route, known, kinds_,
     ) in _recent:  # fmt: skip
         if (
             (score is score_ or _same(score, score_held))
@@ -96,6 +96,9 @@ def _recall_by_keys(
                 if own != known[2]:
                     continue
         else:
+            kinds = kinds or (type(score), type(mask), type(bias))
+            if kinds != kinds_:  # the cache keys differ too, and computing them takes longer
+                continue
             records = records or records_of(score, normalize, mask, bias, request)
             if records != known:
                 continue
@@ -125,7 +128,8 @@ def remember(
     without_tensors = [record if record is None or type(record) in WITHOUT_TENSORS else _NEVER for record in records]
     modes = dropout, _has_gradients(), _deterministic(), cuda_graphs.recording
     held = [_held(record) for record in (score, mask, bias)]
-    call = (*without_tensors, *held, *modes, _check(query, key, value), route, records_of(*records))
+    kinds = type(score), type(mask), type(bias)
+    call = (*without_tensors, *held, *modes, _check(query, key, value), route, records_of(*records), kinds)
     _recent = (call, *_recent[: _MOST - 1])
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from regard.core import recompute
 from regard.core.backends import blocked, decoding_step, reference
-from regard.core.backends.kernel_arguments import bias_arguments, mask_arguments, mask_pairs
+from regard.core.backends.kernel_arguments import beside_a_band, bias_arguments, mask_arguments, mask_pairs
 from regard.core.backends.result import Direct, Result, WithRequest
 from regard.core.biases import DenseBias, Rule
 from regard.core.clauses import Clauses, clauses
@@ -276,10 +276,16 @@ def _native(problem: Problem) -> Callable[..., Any]:
     The function returns the output, or output and weights if `problem` requests weights.
     """
     shape, run = problem.shape, native_attention.with_weights if problem.request else native_attention.attention
+    high = None if problem.mask_rules is None else problem.mask_rules.high
 
     def attended(query: Tensor, key: Tensor, value: Tensor, score: Additive, mask: Any, *_: object) -> Any:
-        visible = _EVERY
-        if mask is not None:
+        visible, part = _EVERY, beside_a_band(mask)
+        if type(part) is Padding and part.lengths.shape == shape[:1]:
+            # Often a mask is built for one call: its lengths are copied, which takes less time than a search of the
+            # cache. The compiled code returns None if one is out of range.
+            lengths = part.lengths.to(torch.long, copy=True)
+            visible = native_attention.Visible(lengths if shape[1] == 1 else lengths.repeat_interleave(shape[1]), high)
+        elif mask is not None:
             build = lambda: _visible(clauses(mask.aligned(shape), *shape[-2:]), shape)  # noqa: E731
             visible = stored(mask, query.device, ("visible", shape), build)
         return run(query, key, value, score.weight, visible)

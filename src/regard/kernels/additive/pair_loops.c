@@ -539,13 +539,15 @@ int regard_additive_scores(const float *query, const float *key, const float *we
 
 /* The forward pass: writes output (z, q, e), totals (z, q, 2) and, if requested, weights (z, q, k) for query
  * (z, q, size), key (z, k, size), value (z, k, e) and weight (weight_rows, size). Returns 1 if a number is too large or
- * not finite, else 0. */
+ * not finite, or a length is out of range, else 0. */
 int regard_additive_attention(const float *query, const float *key, const float *weight, const float *value,
                               const long *lengths, float *output, float *totals, float *weights, long slices,
                               long n_rows, long n_columns, long size, long value_size, long high, long banded,
                               long weight_rows, long plain, double reach, double near, long threads) {
     prepared made;
     long padded = (size + LANES - 1) / LANES * LANES;
+    for (long z = 0; lengths && z < slices; z++)
+        if (lengths[z] < 0 || lengths[z] > n_columns) return 1;
     if (!prepare(query, key, weight, slices * n_rows, slices * n_columns, weight_rows, size, padded, plain, reach, near,
                  &made))
         return 1;
