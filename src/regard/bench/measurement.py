@@ -23,8 +23,8 @@ from regard.bench.attention_cases import ROWS, Case, Run, cases
 
 BATCH = 0.02  # smallest duration of one measurement in seconds: shorter calls are repeated
 NEAR = 1.1  # contenders within this factor of the fastest are measured again
-SLOW = 10.0  # a contender whose call takes more seconds is timed once
-LARGE = 3.0  # the memory of a call that takes more seconds is measured without a warm-up call
+SLOW = 10.0  # a contender whose call takes more seconds than this is timed once
+LARGE = 3.0  # the memory of a call that takes more seconds than this is measured without a warm-up call
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def tell(out: Path) -> None:
 
     hidden = torch.tensor([[5, 0, 1], [0, 1, 1], [1, 1, 0]], dtype=torch.float64)
     query = torch.tensor([[10, 5, 10]], dtype=torch.float64)
-    # The first query is that of the example in the documentation; the other two were chosen for this demonstration.
+    # The first query is the one in docs/stages.md; the other two were chosen for this demonstration.
     queries = torch.cat([query, torch.tensor([[0, 5, 10], [4, 20, 0]], dtype=torch.float64)])
 
     _question(console, query, hidden)

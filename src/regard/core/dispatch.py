@@ -44,7 +44,9 @@ class Backend:
     # The device types on which requested weights do not change whether the backend is worthwhile, because it computes
     # most of them together with the output.
     with_weights: tuple[str, ...] = ()
-    late: bool = False  # whether it finds NaN and Inf only while it computes; `attend` and `direct` then return None
+    # Whether it finds NaN and Inf only while it computes: then `attend`, and the functions that `direct` and
+    # `with_request` of the module return, return None.
+    late: bool = False
     softmax: bool = False  # whether softmax is the only supported normaliser
     products: bool = False
     additive: bool = False

@@ -91,7 +91,7 @@ class Given:
         return weights.float().cpu()
 
     def block(self, batch: slice, heads: range, rows: Tensor) -> Tensor:
-        """Return the attention weights (batch, heads, rows, keys) on the device on which the tensor is stored."""
+        """Return the attention weights (batch, heads, rows, keys), on the device of the stored weights."""
         return self._weights[batch, heads.start : heads.stop].index_select(-2, rows)
 
     def holds(self) -> list[Tensor]:

@@ -76,7 +76,7 @@ def answer(runs: Sequence[Any], request: Asked, store: TraceStore, limits: Limit
 
 
 def add_examples(runs: Sequence[Any], store: TraceStore) -> None:
-    """Add to the store a trace of each finished run, for the example input in the run's directory."""
+    """Register in the store, for each run with an example input, a trace that is computed when it is first opened."""
     from regard.studio.run_page import example_inputs
 
     for number, run in enumerate(runs):

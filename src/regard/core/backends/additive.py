@@ -86,7 +86,7 @@ def _kernels_refuse(problem: Problem) -> str | None:
         return "its kernels take a bias as a tensor or as a rule of distance"
     rules = problem.mask_rules
     if rules is None:
-        return "its kernels take masks without | and ~"
+        return "the mask cannot be written as rules for kernels (see Mask.clauses)"
     if rules.by_head or len(rules.segments) > 1:
         return "its kernels take one length and one list of segments for all heads"
     return None

@@ -398,7 +398,8 @@ def _limits(shape: tuple[int, ...], mask: Mask | Tensor | None, bias: Bias | Ten
 
 
 def _pairs(mask: Mask, shape: tuple[int, ...]) -> Tensor:
-    """Return a bool tensor, true where the mask allows attention, that broadcasts to `shape`; cached with the mask."""
+    """Return a bool tensor, true where the mask allows attention, that broadcasts to `shape`; it is cached with a mask
+    that holds tensors."""
     device, spans = torch.device("cpu"), (all_of(shape[-2]), all_of(shape[-1]))
     return stored(mask, device, ("pairs", shape), lambda: mask.aligned(shape).allowed(*spans, device))
 

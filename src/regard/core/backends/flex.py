@@ -51,7 +51,7 @@ def refuses(problem: Problem) -> str | None:
     if problem.query.dtype not in (*HALF, torch.float32):
         return f"it does not compute in {problem.query.dtype}"
     if rules is None:
-        return "masks with | or ~ have no cheap list of blocks"
+        return "the mask cannot be written as rules for kernels (see Mask.clauses)"
     if problem.bias_learned and torch.are_deterministic_algorithms_enabled():
         return "its gradient of a learned bias is summed in no fixed order"
     sizes = (problem.query.shape[-1], problem.value.shape[-1])

@@ -49,7 +49,7 @@ def rows_at_once(problem: Problem) -> int:
 
 def built(problem: Problem, rows: Stretch, columns: Stretch) -> Tensor | None:
     """Return mask and bias of a block as one tensor with four axes: bool without a bias, else numbers added to the
-    scores."""
+    scores. Return None if there is neither."""
     allowed = None if problem.mask is None else _allowed(problem.mask, rows, columns, problem.device)
     if problem.bias is None:
         return None if allowed is None else four_axes(allowed, problem)

@@ -58,7 +58,7 @@ def _mask_refused(problem: Problem) -> str | None:
     """Return the reason why the kernel for short sequences cannot evaluate the mask, or None."""
     rules = problem.mask_rules
     if rules is None:
-        return "it takes masks without | and ~"
+        return "the mask cannot be written as rules for kernels (see Mask.clauses)"
     if rules.low is not None or rules.high not in (None, 0):
         return "of bands it knows causality from position 0"
     if rules.by_head or len(rules.segments) > 0 or any(t.shape[-2] > 1 or t.shape[-3] > 1 for t in rules.dense):

@@ -184,7 +184,8 @@ def _chunks(pairs: Iterable[Couple]) -> Iterator[list[Couple]]:
 
 
 def _store(folder: Path, pairs: Iterator[tuple[bytes, bytes]]) -> None:
-    """Write the pairs to pairs.bin, and the offsets of 0 and of the end of each sentence to offsets.npy."""
+    """Write the sentences of all pairs one after the other to pairs.bin, and to offsets.npy a 0 and the byte offset at
+    which each sentence ends."""
     end = 0
     with (folder / "pairs.bin").open("wb") as data, (folder / "ends.raw").open("wb") as ends:
         ends.write(np.int64(0).tobytes())

@@ -21,7 +21,8 @@ from regard.kernels.recurrent import gru
 
 
 def states(inputs: Tensor, recurrent: Tensor, bias: Tensor, counts: list[int], back: bool) -> Tensor:
-    """Return states (k, b, d) from input gates (k, b, 3d), W_hh (3d, d) and its bias, starting from zeros.
+    """Return states (t, b, d) from input gates (t, b, 3d), W_hh (3d, d) and its bias, starting from zeros; t is the
+    number of steps.
 
     `counts` holds the number of rows with a token at each position; the states of the other rows are zeros. With `back`
     the sequence is processed from its end.
@@ -30,7 +31,7 @@ def states(inputs: Tensor, recurrent: Tensor, bias: Tensor, counts: list[int], b
 
 
 class _Sequence(torch.autograd.Function):
-    """The autograd function: states (k, b, d) from input gates (k, b, 3d); rows without a token are zeros."""
+    """The autograd function: states (t, b, d) from input gates (t, b, 3d); rows without a token are zeros."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, recurrent: Tensor, bias: Tensor, counts: list[int], back: bool) -> Tensor:
@@ -60,7 +61,7 @@ class _Sequence(torch.autograd.Function):
 def _forward(
     inputs: Tensor, recurrent: Tensor, bias: Tensor, counts: list[int], back: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return states with the initial zeros (k + 1, b, d), gates (k, b, 3d), and h_n, which r multiplies (k, b, d)."""
+    """Return states with the initial zeros (t + 1, b, d), gates (t, b, 3d), and h_n (t, b, d), which r multiplies."""
     steps, batch, gate_size = inputs.shape
     size, wide = recurrent.shape[-1], torch.promote_types(inputs.dtype, torch.float32)
     states = torch.empty(steps + 1, batch, size, dtype=inputs.dtype)
@@ -91,7 +92,8 @@ def _backward(
     counts: list[int],
     back: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the input gates and of the products W_hh s + b, (k, b, 3d) each."""
+    """Return the gradients, (t, b, 3d) each, of the input gates and of the products of W_hh with the states, bias
+    included."""
     steps, batch, _ = inputs.shape
     dgates, dproducts = (torch.empty(*inputs.shape, dtype=inputs.dtype) for _ in range(2))
     dstate = states.new_zeros(states.shape[1:], dtype=torch.promote_types(inputs.dtype, torch.float32))

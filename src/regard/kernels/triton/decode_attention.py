@@ -66,12 +66,11 @@ def _step(
 ):  # fmt: skip
     """Compute the attention of one query row over one range of keys.
 
-    The row is `program_id(0)` of (batch · heads · queries), the range is `program_id(1)`. The strides of rows, heads
-    and sequences are given in multiples of UNIT, from which the compiler derives how many bytes a thread may load at
-    once.
-
-    With WHOLE, the range holds all keys, and the kernel stores the output. Without WHOLE, it stores for `_join`: the
-    unnormalised outputs of all ranges, then their largest scores, then the sums of their weights.
+    The row is `program_id(0)` of (batch · heads · queries), the range is `program_id(1)`. The strides of the rows,
+    heads and sequences of query, key and value are given in multiples of UNIT, from which the compiler derives how many
+    bytes a thread may load at once. With WHOLE, the range holds all keys, and the kernel stores the output. Without
+    WHOLE, it stores for `_join`: the unnormalised outputs of all ranges, then their largest scores, then the sums of
+    their weights.
     """
     row, part = tl.program_id(0), tl.program_id(1)
     i = row % queries

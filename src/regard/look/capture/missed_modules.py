@@ -28,7 +28,8 @@ class Expected:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """In this context, the calls of attention modules and of their parents are counted by forward hooks."""
+        """A context in which forward pre-hooks count the calls of attention modules and of the modules that directly
+        contain them."""
         names = {*self._attending, *(name.rpartition(".")[0] for name in self._attending if name)}
         handles: list[RemovableHandle] = [
             self._modules[name].register_forward_pre_hook(functools.partial(self._count, named(name)))

@@ -25,7 +25,7 @@ from regard.nn.positions import LearnedPositions, Rotary, SinusoidalPositions
 from regard.nn.transformer import TransformerDecoderLayer
 
 _FIRST = 64  # the smallest initial capacity of the cache, in keys
-_TIDY = 4  # keys that no hypothesis attends to are removed every `_TIDY` steps
+_TIDY = 4  # on the CPU, keys that no hypothesis attends to are removed every `_TIDY` steps, if they are many
 _ROUND = 8  # rows of a mask are padded to a multiple of this number, for aligned loads
 
 

@@ -34,12 +34,14 @@ def mnist() -> GlimpseConfig:
 
 
 def mnist_translated() -> GlimpseConfig:
-    """MNIST (--data mnist) somewhere on 60×60 pixels: the paper's retina, 12×12 at three scales."""
+    """Return the preset for MNIST (`--data mnist`) at random positions on 60×60 pixels: glimpses of 12×12 pixels at
+    three scales, as in Mnih et al. (2014)."""
     return _canvas("mnist-translated", "translated")
 
 
 def mnist_cluttered() -> GlimpseConfig:
-    """MNIST (--data mnist) on 60×60 pixels among pieces of other digits, with the paper's retina."""
+    """Return the preset for MNIST (`--data mnist`) at random positions on 60×60 pixels, among pieces of other digits;
+    glimpses as in `mnist_translated`."""
     return _canvas("mnist-cluttered", "cluttered")
 
 

@@ -39,8 +39,8 @@ QUIET = tl.constexpr(11.0)  # largest x + ln(u) / 2 for which a product of four 
 CALM = tl.constexpr(12.0)
 CAP = tl.constexpr(1e18)  # limit of |D'|: a product of two denominators within this limit does not overflow
 TWO_LOG2E = tl.constexpr(2.8853900817779268)
-CALM_REACH = tl.constexpr(34.0)  # largest Σ|w| for which scores span less than a hundred powers of two
-CALM_FLOAT16 = tl.constexpr(8.3)  # largest Σ|w| for which scores span less than 24 powers of two
+CALM_REACH = tl.constexpr(34.0)  # for a smaller Σ|w|, exponentials of scores lie within a factor of 2^100
+CALM_FLOAT16 = tl.constexpr(8.3)  # for a smaller Σ|w|, exponentials of scores lie within a factor of 2^24
 WARPS = tl.constexpr(4)  # warps of a program; a warp computes a part of a tile's keys, a thread one query of each span
 SATURATED = tl.constexpr(34.6)  # log2(e^24): for larger exponents, 1 - tanh is below float32 rounding
 
