@@ -1,5 +1,7 @@
 """Requested weights on every backend against the oracle, and dropout, which the returned weights do not include."""
 
+import gc
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -217,3 +219,22 @@ def test_the_log_sum_exp_beside_an_output_of_transposed_tensors(place: int) -> N
     grads = torch.autograd.grad(found.output, leaves, change)
     for one, other in zip(grads, torch.autograd.grad(expected.output, exact, change.double()), strict=True):
         torch.testing.assert_close(one.double(), other, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [slice(0, 5, -1), slice(5, 0), slice(8, None)], ids=str)
+def test_a_slice_without_rows_gives_no_weights(rows: slice) -> None:
+    tensor = torch.randn(1, 2, 8, 4)
+    assert regard.attention(tensor, tensor, tensor, weights=regard.rows(rows)).weights.shape == (1, 2, 0, 8)
+
+
+def test_calls_with_requested_rows_keep_no_tensor_of_all_queries() -> None:
+    """A long call with other rows each time would otherwise fill the memory."""
+    queries = 30_011
+    query, key = torch.randn(1, 1, queries, 4), torch.randn(1, 1, 3, 4)
+    for row in range(5):
+        weights = regard.attention(query, key, key, weights=regard.rows([row])).weights
+        assert_close(weights[0, 0, 0], torch.softmax(query[0, 0, row] @ key[0, 0].T / 2, -1))
+    del query, weights
+    gc.collect()
+    kept = [thing for thing in gc.get_objects() if type(thing) is torch.Tensor and queries in thing.shape]
+    assert not kept

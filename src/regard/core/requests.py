@@ -52,7 +52,8 @@ class Rows(Request):
         """Return the positions of the requested rows, from 0 to queries − 1."""
         if isinstance(self.index, slice):
             if self.index.step is not None and self.index.step < 0:  # torch does not slice with negative steps
-                return torch.arange(*self.index.indices(queries))
+                chosen = range(*self.index.indices(queries))
+                return torch.arange(chosen.start, chosen.stop, chosen.step) if chosen else torch.arange(0)
             return torch.arange(queries)[self.index]
         return torch.where(self.index < 0, self.index + queries, self.index)
 

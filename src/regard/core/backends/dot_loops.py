@@ -43,6 +43,7 @@ _HALF_LONGEST, _HALF_FULL = 512, 192
 _OUTRUN = 16384  # number of keys up to which the loops are the fastest, if they multiply matrices faster than torch
 _WIDEST = 256  # the largest size of a query or value vector that the loops accept
 _TINY = 2**21  # number of multiplications in q kᵀ up to which overhead dominates the time of the backward pass
+_STORED_ROWS = 512  # the largest number of queries for which the tensors of requested rows are stored with a route
 _LEARNED = 2**15  # entries of a head's keys from which on torch's backward pass of several heads is faster
 _SEEN = 16  # with fewer keys, torch's CPU kernels return 0, not NaN, for a query of NaN (see `sdpa.FEW`)
 _LEAST_ALPHA = 1.05  # the smallest α of entmax: below it, powers 1 / (α − 1) above 20 lose digits in float32
@@ -288,19 +289,21 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
     if product is None and free and plain:
         return dot_attention.repeated(form, learning)
     limits, masked, strides = functools.partial(_limits, problem.shape), problem.masked, (query.stride(), key.stride())
-    dropping, run, rows = problem.dropout > 0.0, dot_attention.attention, ()
+    queries, dropping, run = problem.shape[-2], problem.dropout > 0.0, dot_attention.attention
     if problem.request is not None or isinstance(problem.normalize, Hard):
         run = dot_attention.with_request
-    if isinstance(problem.request, Rows):  # the row numbers are a part of the signature
-        with torch.inference_mode(False):  # a tensor that is created in inference mode could not be saved for gradients
-            rows = (dot_form.rows(problem.request.positions(problem.shape[-2]).cpu(), problem.shape[-2]),)
+    # The row numbers are a part of the signature, so the tensors of a `Rows` object are the same in all these calls.
+    few = _rows(problem.request, queries) if queries <= _STORED_ROWS else None
 
-    def computed(query: Tensor, key: Tensor, value: Tensor, mask: Any, bias: Any, generator: Any) -> Any:
+    def computed(
+        query: Tensor, key: Tensor, value: Tensor, mask: Any, bias: Any, request: Request | None, generator: Any
+    ) -> Any:
         nonlocal form
         seed = _seed(generator) if dropping else 0
         restricted = NO_LIMITS if free else limits(mask, bias)
         if not form.complete:
             form = form.completed(restricted)
+        rows = _rows(request, queries) if few is None else few
         return run(query, key, value, form, restricted, learning, *rows, seed=seed)
 
     if product is None:
@@ -309,7 +312,7 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
             query: Tensor, key: Tensor, value: Tensor, _: object, mask: Any, bias: Any, request: Any = None,
             generator: Any = None,
         ) -> Any:  # fmt: skip
-            return computed(query, key, value, mask, bias, generator)
+            return computed(query, key, value, mask, bias, request, generator)
 
         return attended
 
@@ -325,9 +328,17 @@ def _prepared(problem: Problem) -> Callable[..., Any] | None:
             return None
         if (made.query.stride(), made.key.stride()) != strides:
             return None
-        return computed(made.query, made.key, value, mask, bias, generator)
+        return computed(made.query, made.key, value, mask, bias, request, generator)
 
     return by_product
+
+
+def _rows(request: Request | None, queries: int) -> tuple[()] | tuple[dot_form.Rows]:
+    """Return the requested rows as the last argument of the loops, or () if the call requests no single rows."""
+    if not isinstance(request, Rows):
+        return ()
+    with torch.inference_mode(False):  # a tensor that is created in inference mode could not be saved for gradients
+        return (dot_form.rows(request.positions(queries).cpu(), queries),)
 
 
 def _form(problem: Problem, query: Tensor, key: Tensor, value: Tensor, product: ScaledProduct | None) -> Form:
