@@ -1,7 +1,10 @@
 """int8 copies of models: errors within rounding, no effect of other rows, and no change of the model itself."""
 
 import copy
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -251,3 +254,24 @@ def test_multi_head_attention_by_itself():
     layer = MultiHeadAttention(16, 4).eval()
     x = torch.randn(3, 5, 16)
     torch.testing.assert_close(quantize(nn.Sequential(layer))[0](x).output, layer(x).output, rtol=0, atol=0.1)
+
+
+# Without VNNI instructions the processor adds two products of bytes in 16 bits.
+_WITHOUT_VNNI = """
+import torch
+torch.cpu._is_vnni_supported = lambda: False
+from regard.models.quantized import QuantizedLinear
+for sign in (1.0, -1.0):
+    weight, x = torch.ones(32, 64), sign * torch.ones(3, 64)
+    print((QuantizedLinear(weight, None)(x) - x @ weight.T).abs().max().item())
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("instructions", ["AVX2", "AVX512_CORE"])
+def test_the_largest_products_do_not_overflow_without_vnni(instructions: str) -> None:
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": instructions}
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_VNNI], env=environment, capture_output=True, text=True, check=True
+    )
+    assert all(float(error) < 1e-3 for error in done.stdout.split())

@@ -309,7 +309,7 @@ def _both(leaves: tuple[Tensor, ...], attend: Run) -> Run:
 
 
 def _graphed(attend: Run) -> Run:
-    """Return the call captured as one CUDA graph, as a decoding loop replays it."""
+    """Return a function that replays the call as one CUDA graph, as a decoding loop does."""
     attend = torch.no_grad()(attend)
     side = torch.cuda.Stream()
     torch.cuda.synchronize()

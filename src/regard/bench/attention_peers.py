@@ -1,4 +1,4 @@
-"""Attention of other libraries over the same tensors. Each function raises if the library cannot run the case."""
+"""Attention of other libraries on the same tensors. A function or its call raises if the library cannot run it."""
 
 import importlib
 import os
@@ -28,7 +28,7 @@ def sdpa_backend(name: str, raw: Callable[[], Result]) -> Callable[[], Result]:
 
 
 def flex(query: Tensor, key: Tensor, value: Tensor, *, before: int) -> Run:
-    """Return compiled FlexAttention in a causal window."""
+    """Return a call of compiled FlexAttention, in which a query attends to itself and `before` earlier keys."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     def allowed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def flex(query: Tensor, key: Tensor, value: Tensor, *, before: int) -> Run:
 
 
 def xformers_attention(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Run:
-    """Return the attention of xFormers."""
+    """Return a call of xFormers' memory-efficient attention."""
     import xformers.ops as ops  # pyrefly: ignore[missing-import]
 
     tokens_first = [t.detach().transpose(1, 2) for t in (query, key, value)]
@@ -49,13 +49,13 @@ def xformers_attention(query: Tensor, key: Tensor, value: Tensor, *, causal: boo
 
 
 def x_transformers(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Run:
-    """Return the flash attention of x-transformers."""
+    """Return a call of the flash attention of x-transformers."""
     attend = importlib.import_module("x_transformers.attend").Attend(causal=causal, flash=True)
     return lambda: attend(query, key, value)[0]
 
 
 def keras_additive(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Run:
-    """Return Keras' AdditiveAttention on its torch backend."""
+    """Return a call of Keras' AdditiveAttention on its torch backend."""
     os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras reads KERAS_BACKEND once, at import
     import keras  # pyrefly: ignore[missing-import]
 

@@ -38,8 +38,8 @@ def _seconds(name: str, device: str, folder: str) -> float:
 
 
 def mechanisms(device: str) -> dict[str, Callable[[], object]]:
-    """Return one call of attention for each mechanism, such as a mask; inputs have 2 sequences of 8 heads, 512 tokens
-    and size 64."""
+    """Return, by the name of each mechanism such as a mask, a function that makes one call with it. The inputs have 2
+    sequences, 8 heads, 512 tokens and size 64."""
     import torch
 
     import regard

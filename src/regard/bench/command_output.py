@@ -56,7 +56,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: int | None) -> str:
-    """Return bytes as MiB or GiB.
+    """Return a number of bytes as text in MiB or GiB, "–" for None.
 
     >>> size(3 * 2**20), size(5 * 2**29), size(None)
     ('3 MiB', '2.5 GiB', '–')

@@ -85,8 +85,8 @@ def decoding(*, device: str | None, quick: bool, as_json: bool, out: Path | None
 
 
 def model_of(setting: Setting, device: str) -> EncoderDecoder:
-    """Return a post-norm Transformer with one embedding, as in Vaswani et al. 2017; weights random, bfloat16 on
-    CUDA."""
+    """Return a post-norm Transformer with random weights, in bfloat16 on CUDA; encoder, decoder and output share one
+    embedding (Vaswani et al. 2017)."""
     torch.manual_seed(0)
     embedding = nn.Embedding(setting.vocabulary, setting.size)
     nn.init.normal_(embedding.weight, std=setting.size**-0.5)
@@ -105,7 +105,7 @@ def model_of(setting: Setting, device: str) -> EncoderDecoder:
 
 
 def regard(model: EncoderDecoder, width: int, captures: Captures | None = None) -> Decode:
-    """Run this library's beam search, as `regard predict` does."""
+    """Return a function that decodes with this library's beam search, as `regard predict` does."""
 
     @torch.no_grad()
     def decode(source: Tensor, tokens: int) -> list[list[int]]:

@@ -14,7 +14,7 @@ from regard.nn.multihead import MultiHeadAttention
 from regard.nn.positions import SinusoidalPositions
 
 PAD, BEGIN, END = 0, 1, 2
-# decode(source (b, k), tokens) returns the best hypothesis of each row of `source`, as a list of `tokens` token ids.
+# decode(source, tokens) returns the best hypothesis of each row of `source`, as a list of `tokens` token ids.
 Decode = Callable[[Tensor, int], list[list[int]]]
 
 
@@ -80,7 +80,7 @@ def _copy(source: nn.Module, target: nn.Module) -> None:
 
 
 def generate(model: Any, width: int) -> Decode:
-    """Return HF `generate` with beam search."""
+    """Return a function that decodes with the beam search of HF `generate`."""
 
     def decode(source: Tensor, tokens: int) -> list[list[int]]:
         outputs = model.generate(
@@ -99,8 +99,8 @@ def generate(model: Any, width: int) -> Decode:
 
 
 def ctranslate2(model: Any, width: int, precision: str, threads: int) -> Decode:
-    """Return beam search by CTranslate2 with the Marian model `model`, on the device of `model`, with token numbers as
-    words.
+    """Return a function that decodes with the beam search of CTranslate2, with the weights and on the device of the
+    Marian model `model`; its vocabulary has the token ids as words.
     """
     from ctranslate2 import Translator
     from ctranslate2.converters.transformers import BartLoader

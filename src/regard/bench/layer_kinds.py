@@ -47,7 +47,7 @@ class Kind:
     sequential: str
     path: str
     expected: Callable[[int, Setting], int]
-    forms_matrix: bool = False  # whether the layer materialises an h × n × n matrix
+    forms_matrix: bool = False  # whether the layer materialises a matrix of heads × positions × positions
 
 
 class Attending(nn.Module):
@@ -91,7 +91,7 @@ class Recurrent(nn.Module):
 
 
 class Convolution(nn.Module):
-    """A causal convolution: over each position and every `dilation`-th one before it."""
+    """A causal convolution over each position and `kernel` − 1 earlier ones, which are `dilation` positions apart."""
 
     def __init__(self, size: int, kernel: int, dilation: int = 1) -> None:
         super().__init__()
@@ -119,8 +119,8 @@ def _once(length: int, setting: Setting) -> int:
 
 
 def dilated_layers(length: int, kernel: int) -> int:
-    """Return the number of convolutions with dilations 1, k, k², … after which the last of `length` positions depends
-    on the first: L layers cover k^L − 1 earlier positions.
+    """Return the number of convolutions with dilations 1, k, k², …, where k is `kernel`, after which the last of
+    `length` positions depends on the first: L layers cover k^L − 1 earlier positions.
 
     >>> [dilated_layers(length, 3) for length in (2, 3, 4, 9, 10)]
     [1, 1, 2, 2, 3]
@@ -187,7 +187,7 @@ def meet(kind: Kind, length: int, setting: Setting) -> Met:
     Two sequences differ at the first position. After each layer, the positions at which its outputs differ are those
     that the change has reached; there the next layer's inputs are set to differ as much as before, because a change
     that decays from layer to layer would be lost in rounding. The receptive field of a layer does not depend on its
-    size, so the probe has two features.
+    size, so the layers are run with two features.
     """
     narrow = Setting(size=2, kernel=setting.kernel, reach=setting.reach)
     x = torch.randn(1, length, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

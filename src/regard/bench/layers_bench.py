@@ -40,7 +40,7 @@ from regard.train.memory_check import count_parameters
 PAGE = "layers.md"
 LENGTHS = {"cpu": tuple(2**power for power in range(7, 14)), "cuda": tuple(2**power for power in range(7, 16))}
 LONGEST = 2**20
-SLOW = 10.0  # if a training step takes more seconds, longer sequences of this kind of layer are skipped
+SLOW = 10.0  # seconds; if a training step takes longer, longer sequences of the same kind of layer are skipped
 MATRICES = {"cpu": 2 * 2**30, "cuda": 16 * 2**30}  # bytes of the largest matrix of weights that is materialised
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 

@@ -133,7 +133,7 @@ def _turns(
         for order in orders(len(active))[: rounds if quick else None]:
             # A contender with long calls stops as soon as its time is used, one with short calls only after all orders.
             names = [name for name in (active[place] for place in order) if numbers[name] > 1 or wanted(name)]
-            if names and numbers[names[0]] > 1:  # a warm-up: the other contenders follow another measurement too
+            if names and numbers[names[0]] > 1:  # a warm-up, so that the first contender follows a call too
                 seconds_per_call(runs[names[0]], numbers[names[0]], device)
             for name in names:
                 reading = seconds_per_call(runs[name], numbers[name], device)
@@ -167,7 +167,7 @@ def orders(count: int) -> list[list[int]]:
 
 
 def seconds_per_call(run: Run, number: int, device: str) -> float:
-    """Return the time of one call, the mean of `number` consecutive calls after a warm-up call, which has cold caches.
+    """Return the mean seconds of `number` consecutive calls; if there are several, an untimed warm-up call comes first.
 
     On a GPU the measurement starts when the warm-up ends: the next call is already enqueued, as in any sequence of
     calls.
@@ -258,7 +258,7 @@ def peaks_apart(module: str, arguments: list[str], say: Callable[[str], None]) -
 
 
 def status_bytes(name: str) -> int:
-    """Return an entry of this process's status on Linux, such as VmRSS; elsewhere 0."""
+    """Return an entry of this process's status on Linux in bytes, such as VmRSS (resident memory); elsewhere 0."""
     with contextlib.suppress(OSError), open("/proc/self/status") as status:
         return 1024 * next(int(line.split()[1]) for line in status if line.startswith(name))
     return 0

@@ -215,7 +215,10 @@ def _added(way: str, cases: Sequence[dict[str, Any]]) -> float:
 
 
 def _link(measured: Sequence[tuple[int, float]], count: int) -> Link:
-    """Fit bandwidth and latency to all-reduces: 2 ((N − 1) / N · bytes / bandwidth + log₂ N · latency) seconds."""
+    """Fit bandwidth and latency to all-reduces among N processes (`count`), measured as (bytes, seconds).
+
+    An all-reduce takes 2 ((N − 1) / N · bytes / bandwidth + log₂ N · latency) seconds.
+    """
     features = [[2 * (count - 1) / count * amount, 2 * float(np.log2(count))] for amount, _ in measured]
     slowness, latency = nonnegative(features, [seconds for _, seconds in measured])
     return Link(1 / slowness if slowness else float("inf"), latency)

@@ -14,7 +14,7 @@ WAYS = ("plain", "ddp", "fsdp2", "context")
 
 @dataclass(frozen=True)
 class Model:
-    """A causal language model: L Transformer layers of size d between an embedding and an output of v words.
+    """A causal language model: Transformer layers between an embedding and an output of `vocabulary` words.
 
     >>> Model(size=8, layers=2, vocabulary=10).parameters  # 2 (12·8² + 13·8) + 2·10·8 + 2·8
     1920
@@ -27,24 +27,27 @@ class Model:
 
     @property
     def layer_parameters(self) -> int:
-        """Return P_l = L (12 d² + 13 d): attention 4 d² + 4 d, feed-forward 8 d² + 5 d, two normalisations 4 d."""
+        """Return the parameters of all layers; one layer of size d has 12 d² + 13 d parameters.
+
+        Attention has 4 d² + 4 d, the feed-forward part 8 d² + 5 d, and the two normalisations 4 d.
+        """
         return self.layers * (12 * self.size**2 + 13 * self.size)
 
     @property
     def parameters(self) -> int:
-        """Return P: the layers, the embedding and the output (v d each), and the last normalisation (2 d)."""
+        """Return the number of parameters: layers, embedding, output weights, and the last normalisation."""
         return self.layer_parameters + 2 * self.vocabulary * self.size + 2 * self.size
 
     def flops(self, length: int) -> float:
-        """Return the floating-point operations per token, forward and backward: 6 per weight, 6 L n d for causal
-        attention."""
+        """Return the floating-point operations per token, forward and backward: 6 per weight of the layers and the
+        output, and 6 · layers · length · size for causal attention."""
         weights = 12 * self.layers * self.size**2 + self.vocabulary * self.size
         return 6.0 * weights + 6.0 * self.layers * length * self.size
 
 
 @dataclass(frozen=True)
 class Work:
-    """One training step: b tokens on all devices together, in sequences of n tokens."""
+    """One training step: `tokens` tokens on all devices together, in sequences of `length` tokens."""
 
     model: Model
     tokens: int
@@ -63,12 +66,12 @@ class Link:
 class Machine:
     """The cost of a training step on one device, and the links between devices.
 
-    A step of b tokens takes `per_layer` · L + `per_parameter` · P + b · f / `flops` + b · v · `per_logit` seconds; f is
-    the number of operations per token (`Model.flops`) and v the size of the vocabulary. The time of the logits is bound
-    by memory rather than by arithmetic. `added` is the additional time of each layer in a process group of one, by kind
-    of parallelism. `cores` is the number of processes that can compute at once, if the devices are CPU processes of one
-    machine. If `overlaps` is true, communication runs during the backward pass (DDP) or during the forward and backward
-    pass (FSDP2).
+    A step of b tokens takes `per_layer` · L + `per_parameter` · P + b · f / `flops` + b · v · `per_logit` seconds for L
+    layers, P parameters, f operations per token (`Model.flops`) and a vocabulary of v words. The time of the logits is
+    bound by memory rather than by arithmetic. `added` is the additional time of each layer in a process group of one,
+    by kind of parallelism. `cores` is the number of processes that can compute at once, if the devices are CPU
+    processes of one machine. If `overlaps` is true, communication runs during the backward pass (DDP) or during the
+    forward and backward pass (FSDP2).
     """
 
     name: str
@@ -114,7 +117,7 @@ def exchanged(machine: Machine, size: float, devices: int, *, passes: int = 2) -
     """Return seconds of an all-reduce (2 passes), or of an all-gather or reduce-scatter (1), of `size` bytes.
 
     Within a node of m devices each device sends (m − 1) / m of the bytes; between M nodes each device sends (M − 1) / M
-    of its m-th part. A pass has log₂ N steps of latency, as in a tree.
+    of its m-th part. A pass among N devices has log₂ N steps of latency, as in a tree.
     """
     inner = min(devices, machine.node)
     outer = math.ceil(devices / machine.node)
@@ -126,8 +129,8 @@ def exchanged(machine: Machine, size: float, devices: int, *, passes: int = 2) -
 def ring(work: Work, machine: Machine, devices: int) -> float:
     """Return bytes that a device sends for causal attention in a balanced ring, on average, forward and backward.
 
-    A device has m = n / N positions with u bytes of keys and values each. In each layer it sends 3/4 (N − 1) m u bytes
-    in the forward pass and 3/2 (N − 1) m u bytes in the backward pass (docs/parallel.md).
+    Each of N devices has m positions, with u bytes of keys and values each. In each layer it sends 3/4 (N − 1) m u
+    bytes in the forward pass and 3/2 (N − 1) m u bytes in the backward pass (docs/parallel.md).
     """
     positions = work.tokens / devices
     unit = 2 * work.model.size * machine.width

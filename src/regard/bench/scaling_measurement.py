@@ -2,7 +2,8 @@
 
     python -m regard.bench.scaling_measurement PLAN.json RANK SIZE
 
-PLAN.json names the cases, the device and the folder in which each process writes RANK-of-SIZE.json.
+PLAN.json has the cases, the number of steps, the device and the number of threads. Each process writes its measurements
+to RANK-of-SIZE.json in the folder of PLAN.json.
 """
 
 import contextlib

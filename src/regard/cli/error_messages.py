@@ -19,8 +19,8 @@ def reported() -> Iterator[None]:
     """In this context, errors that a user can correct are printed as one line and end the command.
 
     The exit status is 2 for wrong input, an operating system error or too little memory; 1 for a failed worker or a
-    training run that stopped; 128 + the signal for an interruption. With several workers, the first one reports the
-    errors that all workers have, and each worker reports its own.
+    training run that stopped; 128 + the signal for an interruption. With several workers, an error that all
+    workers have is reported by the first one only, any other error by the worker that has it.
     """
     rank = int(os.environ.get("RANK", "0"))
     name = f"regard: worker {rank}" if rank else "regard"

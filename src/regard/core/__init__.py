@@ -1,4 +1,4 @@
-"""The mathematics of attention: scores, normalisers, masks, and `attention`. It imports only torch and `kernels`.
+"""The mathematics of attention: scores, normalisers, masks, and `attention`. Of this project it imports only `kernels`.
 
 The call:
 - `attention`: `attention` and `explain`, the public functions;
@@ -23,7 +23,8 @@ Checks and conditions:
 - `backward_checks`: inputs changed before the backward pass, second derivatives;
 - `transforms`, `graph_breaks`: calls inside torch.func and torch.compile;
 - `sharding`: sequences spread over a process group;
-- `torch_names`: keywords of torch's attention and what to write instead.
+- `torch_names`: keywords of torch's attention and what to write instead;
+- `fields`: the fields of a record as text and as an HTML table.
 
 Other attention:
 - `linear`, `features`, `linear_masks`, `linear_kernel`: attention in linear time, in torch operations or by a kernel;

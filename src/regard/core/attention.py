@@ -39,7 +39,10 @@ _NO_TUPLE = "Attended is no tuple: read its output, weights and log_prob by name
 
 @dataclass(frozen=True, eq=False)
 class Attended:
-    """The result of attention: `output` (…, h, q, e), the requested `weights`, `log_prob` (…, h, q) of hard choices."""
+    """The result of attention: `output` (…, heads, queries, value size), and the requested `weights` or their summary.
+
+    `log_prob` (…, heads, queries) is the log-probability of the key that hard attention chose for each query.
+    """
 
     output: Float[Tensor, "... q e"]
     weights: Tensor | Top | None = None
@@ -63,11 +66,11 @@ def with_output(output: Tensor) -> Attended:
 class Plan:
     """The result of `explain`: the backend of a call, why others were refused, operations, memory and the kernel.
 
-    `refused` has the backends that cannot compute the call, and those before the chosen one that would be slower.
-    `flops` is the number of multiplications and additions of the forward pass over the pairs that the mask allows,
-    estimated by blocks. `bytes` is an estimate of the working memory without inputs, output and requested weights.
-    `kernel` names the code of the backend that runs for these tensors, such as "flash", "triton window" or "exponential
-    (compiled)".
+    `refused` maps the names of backends to reasons: those that cannot compute the call, and those that are tried before
+    the chosen one and would be slower; if the caller named a backend, all others. `flops` is an estimate of the
+    multiplications and additions of the forward pass over the pairs that the mask allows. `bytes` is an estimate of the
+    working memory without inputs, output and requested weights. `kernel` names the code of the backend that runs for
+    these tensors, such as "flash", "triton window" or "exponential (compiled)".
 
     >>> explain(torch.zeros(4, 8), torch.zeros(5, 8), torch.zeros(5, 8), backend="sdpa")
     Plan
@@ -209,7 +212,7 @@ def explain(
         elif reason := other.refuses_but_for_data(problem):
             refused[name] = reason
     flops, working_bytes = _flops(problem), chosen.working_bytes(problem)
-    if problem.request is not None and not chosen.gives_weights(problem):  # the keys are read a second time
+    if problem.request is not None and not chosen.gives_weights(problem):  # the weights need a second pass
         rows, queries = recompute.rows_requested(problem), problem.shape[-2]
         flops += _flops(replace(problem, value=problem.value[..., :0])) * rows // max(1, queries)
         working_bytes = max(working_bytes, recompute.working_bytes(problem))

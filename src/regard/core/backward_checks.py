@@ -1,4 +1,4 @@
-"""Checks of the backward pass: its inputs are unchanged since the forward pass, and it is differentiated only once."""
+"""Checks in a backward pass: the inputs are unchanged since the forward pass, and no second derivative is computed."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Biases, added to the scores before the normaliser: a tensor, or a function of the distance j − i.
+"""Biases, added to the scores before the normaliser: a tensor, or a function of the distance of query and key.
 
 A bias of −inf masks its pair. Learned biases get gradients with every backend.
 """
@@ -95,10 +95,10 @@ class Rule(Bias):
             return _rounded(pairs, dtype).unflatten(-1, distance.shape)
         # Each row equals the row above shifted by one, so every row is a slice of the values at all distances. The
         # backward pass then sums the gradient along diagonals first; otherwise millions of numbers would be added one
-        # by one to an entry of the table.
+        # by one to the same entry of the table of a `relative` bias.
         queries, keys = rows.stop - rows.start, columns.stop - columns.start
-        # `every` has one distance more than the block has (`step`): repeated copies of its step + 1 numbers, viewed as
-        # rows of step numbers, shift by one from row to row.
+        # The block has `step` different distances, and `every` has one more. If copies of these step + 1 numbers follow
+        # one another and are viewed as rows of `step` numbers, each row is shifted by one against the row above.
         every = Stretch(columns.start - rows.stop + 1, columns.stop - rows.start + 1)
         line = _rounded(self.at(positions(every, device) - self.offset, exact), dtype)
         step = queries + keys - 1
@@ -131,7 +131,7 @@ class Alibi(Rule):
 
 @dataclass(frozen=True, eq=False)
 class Relative(Rule):
-    """The bias table[clip(j − i − offset, −R, R) + R] of query i and key j, with a learned number per distance."""
+    """The bias table[clip(j − i − offset, −R, R) + R] of query i and key j; `table` has 2R + 1 numbers per head."""
 
     table: Float[Tensor, "*h distances"]
 
@@ -181,9 +181,9 @@ def alibi(slopes: Tensor | Sequence[float], offset: int = 0) -> Bias:
 
 
 def relative(table: Tensor, offset: int = 0) -> Bias:
-    """Return the bias with a learned number for each distance j − i, clipped to ±R (Shaw et al. 2018).
+    """Return the bias with a learned number for each distance of key and query, clipped to ±R (Shaw et al. 2018).
 
-    `table` is (2R + 1,), or (h, 2R + 1) with numbers for each head. `offset` means the same as in `alibi`.
+    `table` is (2R + 1,), or (heads, 2R + 1) with numbers for each head. `offset` means the same as in `alibi`.
     """
     tensor = _floats(table, "table of relative()")
     if tensor.ndim not in (1, 2) or tensor.shape[-1] % 2 == 0:
@@ -231,7 +231,8 @@ def _one_per_head(own: Sequence[int], shape: tuple[int, ...], name: str) -> None
 def _rounded(numbers: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the numbers in another dtype.
 
-    Finite numbers beyond the range of a half-precision dtype become its largest number, because −inf would mask.
+    Finite numbers beyond the range of a half-precision dtype become its largest or lowest finite number, because −inf
+    would mask a pair.
     """
     rounded = numbers.to(dtype)
     if dtype.itemsize > 2 or numbers.dtype == dtype:

@@ -55,7 +55,7 @@ class Custom(Score):
     def probe(
         self, query: Float[Tensor, "*lead h q d"], key: Float[Tensor, "*lead g k d2"], group: int = 1
     ) -> "Custom":
-        """Call the function on a few pairs, and record the tensors it captured and the numbers it stored."""
+        """Call the function on a few pairs, and record its captured tensors and how many numbers it stores per pair."""
         rows, columns = _few(query, key)
         few = query[..., :rows, :].detach().clone(), key[..., :columns, :].detach().repeat_interleave(group, -3)
         try:
@@ -66,7 +66,7 @@ class Custom(Score):
             raise _tried_on(ValueError(str(error)), *few) from None
 
     def _said_of_all(self, query: Tensor, key: Tensor, group: int) -> str | None:
-        """Return the error message about the shape of the scores for the tensors of the call; None if it is correct."""
+        """Return the error message if the scores of this query and key have a wrong shape, None if not or unknown."""
         from torch._subclasses.fake_tensor import FakeTensorMode  # imported only for an error message
 
         try:
@@ -154,7 +154,7 @@ class _Captured(torch.overrides.TorchFunctionMode):
         self.tensors: list[Tensor] = []
         self.numbers = 0
         self._lengths = query.shape[-2], key.shape[-2]
-        self._inside = [query, key]  # not captured tensors, stored so that no new tensor gets the id() of one
+        self._inside = [query, key]  # other tensors, kept alive so that no new tensor gets the id() of one
 
     def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = kwargs or {}
@@ -195,7 +195,7 @@ class _RestoredRandomState:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if self.used():  # states are written only if they were used: another thread may be sampling
+        if self.used():  # an unused state is not restored, because another thread may be sampling
             first, *others = self._before
             torch.set_rng_state(first)
             for index, state in zip(self._devices, others, strict=True):
@@ -214,8 +214,8 @@ class _RestoredRandomState:
 def _few(query: Tensor, key: Tensor) -> tuple[int, int]:
     """Return the numbers of queries and keys with which the caller's score function is tried.
 
-    The numbers of queries and of keys are different, so that scores with swapped axes are detected. Both numbers
-    are primes that divide no other axis, so that `_may_be_of_pairs` can recognise them in the shape of a tensor.
+    Where possible the two numbers are different, so that scores with swapped axes are detected, and are primes that
+    divide the size of no other axis, so that `_may_be_of_pairs` can recognise them in the shape of a tensor.
     """
     others = {*query.shape[:-2], *key.shape[:-2], query.shape[-1], key.shape[-1]}
     primes = [prime for prime in (3, 5, 7, 11, 13) if not any(size % prime == 0 for size in others)]

@@ -24,8 +24,8 @@ from regard.core.requests import Full, Rows
 from regard.core.scores import Additive, Dot, ScaledDot
 from regard.core.transforms import beyond_one_derivative, mapped, transformed
 
-# If `reference` needs at most so many bytes of working memory, by device, it returns a few requested rows of weights
-# sooner than a backend that needs a second pass over the keys.
+# If `reference` needs at most so many bytes of working memory, by device, it returns requested weights sooner than a
+# backend that computes them in a second pass over the keys.
 _FEW_BYTES = defaultdict(int, cpu=2**21, cuda=2**25)
 _NOT_FINITE = "NaN or Inf in query, key, value, bias or their products"
 
@@ -42,10 +42,10 @@ class Backend:
     serves: str
     devices: tuple[str, ...] = ()  # the device types that the backend supports; empty: all
     # The device types on which requested weights do not change whether the backend is worthwhile, because it computes
-    # most of them together with the output.
+    # most kinds of requests together with the output.
     with_weights: tuple[str, ...] = ()
-    # Whether it finds NaN and Inf only while it computes: then `attend`, and the functions that `direct` and
-    # `with_request` of the module return, return None.
+    # Whether the backend finds NaN and Inf only while it computes. If it finds any, its `attend` returns None, and so
+    # do the functions that its `direct` and `with_request` return.
     late: bool = False
     softmax: bool = False  # whether softmax is the only supported normaliser
     products: bool = False
@@ -208,7 +208,7 @@ def store(signature: Hashable, problem: Problem, given: bool) -> Route:
 
 
 def _by_rows(problem: Problem) -> bool:
-    """Return whether weights are requested that `row_form` computes, and no kernel for weights alone."""
+    """Return whether `row_form` computes the requested weights, and a kernel of `summaries` is not faster."""
     if problem.request is None or not row_form.serves(problem):
         return False
     return type(problem.score) not in (Dot, ScaledDot) or not summaries.serves(problem)

@@ -1,4 +1,4 @@
-"""Feature maps φ for attention in O(n): φ(q)·φ(k) approximates exp(q·k/√d).
+"""Feature maps φ for linear attention, in which φ(q)·φ(k) replaces exp(q·k/√d) for a query q and a key k of size d.
 
 A feature map is any function from vectors (…, d) to features (…, m) ≥ 0. If the features are exponentials, the map also
 has a method `log_features` for their logarithms, so that nothing overflows.
@@ -30,7 +30,9 @@ Features = LogFeatures | Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class PerformerFeatures:
-    """φ(x) = exp(w·x' − |x'|²/2) / √m with x' = x / d^¼: E φ(q)·φ(k) = exp(q·k/√d) (Choromanski et al. 2021, §2.3).
+    """φ(x) = exp(w·x' − |x'|²/2) / √m for the m rows w of `projection`, with x' = x / d^¼ for vectors x of size d.
+
+    For random w the mean of φ(q)·φ(k) is exp(q·k/√d) (Choromanski et al. 2021, §2.3).
 
     >>> features = PerformerFeatures.draw(64, 256, generator=torch.Generator().manual_seed(0))
     >>> features(torch.zeros(64)).sum()  # 256 features of 1/√256
@@ -54,7 +56,7 @@ class PerformerFeatures:
         """Sample `count` random directions for vectors of `size`; by default size · ln(size), and at least size.
 
         Each direction is Gaussian. With `orthogonal`, the directions of each block of `size` are at right angles to
-        each other, which lowers the variance (§2.4).
+        each other, which lowers the variance (Choromanski et al. 2021, §2.4).
         """
         size = _at_least_one(size, "size of PerformerFeatures")
         count = max(size, round(size * math.log(size))) if count is None else count
@@ -90,12 +92,12 @@ class PerformerFeatures:
             raise ValueError(f"features are on {self.projection.device}, the vectors on {x.device}: draw(…, device=)")
 
     def log_features(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... m"]:
-        """Return the logarithms of the features, w·x' − |x'|²/2 − ½ ln m."""
+        """Return the logarithms of the features, w·x' − |x'|²/2 − ½ ln m in the notation of the class."""
         self.check(x)
         count, size = self.projection.shape
         rows = x.reshape(math.prod(x.shape[:-1]), size) / size**0.25  # leading axes flattened, for one matrix product
         logs = rows @ self.projection.to(x.dtype).mT
-        # A squared length that overflows (|x| ≈ 1e19 in float32) would give −inf here, and 0 / 0 in the quotient.
+        # A squared length that overflows (|x| ≈ 1e19 in float32) would give −inf here, and an output of 0 / 0.
         most = torch.finfo(x.dtype).max / 8
         lengths = rows.square().sum(-1, keepdim=True).add(math.log(count)).div(2)
         return logs.sub_(torch.where(lengths == torch.inf, most, lengths)).view(*x.shape[:-1], count)

@@ -14,7 +14,7 @@ from regard.core.problem import Problem, probed, samples
 @torch.compiler.disable
 def blocks(problem: Problem) -> Result:
     """Compute attention block by block outside of the graph, because the loops depend on the data."""
-    if isinstance(problem.score, Custom):  # captured tensors are recorded outside of the graph
+    if isinstance(problem.score, Custom):  # torch.compile does not trace `probed`, so it is called here
         probed(problem.score, problem.query, problem.key)
         problem = replace(problem, sample=samples(problem))
         if reason := blocked.refuses(problem):

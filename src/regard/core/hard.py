@@ -13,8 +13,8 @@ from regard.core.scores import finite, float_tensor
 class Choice(NamedTuple):
     """One-hot weights with the gradient of the estimator, the index of the chosen key, and its log-probability.
 
-    A query that uses the expected value Σ p_j v_j instead of a sample has the weights p and the log-probability 0; its
-    index is meaningless.
+    A query that uses the expected value Σ p_j v_j over all keys j instead of a sample has the probabilities p as
+    weights and the log-probability 0; its index is meaningless.
     """
 
     weights: Float[Tensor, "*lead q k"]
@@ -50,7 +50,7 @@ def choose(
 
 
 def read_expected(hard: Hard, rows: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Return which queries use the expected value Σ p_j v_j, as a bool tensor in the shape of `rows`.
+    """Return which queries use the expected value Σ p_j v_j (see `Choice`), as a bool tensor in the shape of `rows`.
 
     If `hard.expected` is a probability, random numbers are compared with it on the device, without a synchronisation.
     """
@@ -79,11 +79,12 @@ def reinforce(
 ) -> Reinforced:
     """Return the loss whose gradient is REINFORCE with a moving-average baseline and an entropy term.
 
-    loss = −λ_r · mean_b[(reward_b − baseline) · Σ log_prob_b] − λ_e · mean(entropy), and baseline' = decay · baseline +
-    (1 − decay) · mean(reward). If no baseline is given, it is the mean reward. `log_prob` is `Attended.log_prob`, batch
-    first: it is summed over all axes after the batch axis. A `reward` in the shape of `log_prob` is a reward for each
-    choice: then the mean is over all choices, and nothing is summed. A `mask` in the shape of `reward` is True for the
-    entries that count; entries where it is False enter neither the loss nor the baseline.
+    For batch items b, loss = −reward_weight · mean_b[(reward_b − baseline) · Σ log_prob_b] − entropy_weight ·
+    mean(entropy), and the returned baseline is decay · baseline + (1 − decay) · mean(reward). If no baseline is given,
+    it is the mean reward. `log_prob` is `Attended.log_prob`, batch first: it is summed over all axes after the batch
+    axis. A `reward` in the shape of `log_prob` is a reward for each choice: then the mean is over all choices, and
+    nothing is summed. A `mask` in the shape of `reward` is True for the entries that count; entries where it is False
+    enter neither the loss nor the baseline.
 
     >>> out = reinforce(torch.tensor([-1.0, -2.0]), torch.tensor([3.0, 1.0]))
     >>> out.loss, out.baseline

@@ -1,4 +1,4 @@
-"""Attention in O(n): the exponential of a dot product replaced by a dot product of features.
+"""Attention in time linear in the sequence length: dot products of features replace exponentials of dot products.
 
 With φ(q)·φ(k) in place of exp(q·k/√d) the sums over the keys no longer depend on the query (Katharopoulos et al. 2020):
 
@@ -66,7 +66,7 @@ def linear_attention(
     mask: Mask | Tensor | None = None,
     **unknown: Unknown,
 ) -> Float[Tensor, "... q e"]:
-    """Compute φ(Q) (φ(K)ᵀ V), each row divided by φ(Q) (φ(K)ᵀ 1): time and memory grow with n, not n².
+    """Compute φ(Q) (φ(K)ᵀ V), each row divided by φ(Q) (φ(K)ᵀ 1), in time and memory linear in the sequence length.
 
     query (…, h, q, d), key (…, g, k, d), value (…, g, k, e) → output (…, h, q, e). The result is a tensor, because no
     weights are computed. Leading axes broadcast, the head axis may be left out, and query head i attends to key head

@@ -60,7 +60,8 @@ def _by_products(problem: Problem, features: Features, causal: bool) -> bool:
         return TRIAL and fits and wide > _SIZE and not causal
     if not isinstance(features, EluFeatures) or wide > _WIDEST:
         return False
-    # The kernels hold the sums in registers: in float32, whose numbers they split, too many of them at every size.
+    # The kernels hold the sums in registers. In float32 their products also split each number into parts, which takes
+    # too many registers at every size.
     if not causal and (dtype == torch.float32 or wide > _SIZE):
         return True
     if TRIAL and (wide > _SIZE or (dtype == torch.float32 and wide > _SIZE // 2)):
@@ -109,8 +110,8 @@ def _multiplied(
     from regard.kernels.triton.linear import causal_products, products  # imported here: the modules import Triton
 
     dtype, performer = query.dtype, features if isinstance(features, PerformerFeatures) else None
-    # Sums over many keys exceed the range of float16, logarithms of features need float32, and without a causal mask
-    # the products are for float32.
+    # Sums over many keys exceed the range of float16, logarithms of features need float32, and the products without a
+    # causal mask support only float32.
     if dtype == torch.float16 or (dtype in HALF and (performer or not causal)):
         query, key, value = query.float(), key.float(), value.float()
     if causal:

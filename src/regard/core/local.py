@@ -36,12 +36,12 @@ def local_attention(
     lengths: Int[Tensor, "*lead"] | None = None,
     gaussian: bool = True,
 ) -> Attended:
-    """Compute softmax over the keys within `reach` of each query's centre p, times exp(−(s − p)² / 2σ²), σ = reach / 2.
+    """Compute softmax attention over the keys within `reach` of each query's centre p, weighted by a Gaussian.
 
-    As in the paper, the products with the Gaussian are not renormalised. The centre gets its gradient through the
-    Gaussian. `gaussian=False` with centre = position is the paper's monotonic alignment (local-m). The weights are
-    (…, h, q, 2 · reach + 1), for key positions ⌈p − reach⌉ onwards; weights for positions outside of the window or
-    without a key are 0.
+    The softmax weight of the key at position s is multiplied by exp(−(s − p)² / 2σ²), σ = reach / 2. As in Luong et al.
+    (2015), the products are not renormalised. The centre gets its gradient through the Gaussian. `gaussian=False` with
+    centre = position is their monotonic alignment (local-m). The weights are (…, h, q, 2 · reach + 1), for key
+    positions ⌈p − reach⌉ onwards; weights for positions outside of the window or without a key are 0.
 
     >>> x = torch.eye(5)[None]
     >>> near = local_attention(x, x, x, torch.arange(5.0)[None], reach=1, gaussian=False)

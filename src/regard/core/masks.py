@@ -182,8 +182,8 @@ class Band(Mask):
         return Band(None if self.low is None else self.low + offset, None if self.high is None else self.high + offset)
 
     def allows_all(self, queries: int, keys: int) -> bool:
-        """Return whether every query may attend to every key, as under a causal mask a single query at the last
-        position may."""
+        """Return whether every query may attend to every key, as for a single query at the last position under a causal
+        mask."""
         return (self.low is None or self.low <= 1 - queries) and (self.high is None or self.high >= keys - 1)
 
 
@@ -458,7 +458,7 @@ def segments(query_ids: Tensor | Sequence[int], key_ids: Tensor | Sequence[int])
     `padding`.
     """
     queries, keys = integers(query_ids, "query_ids of segments()"), integers(key_ids, "key_ids of segments()")
-    if isinstance(query_ids, Tensor) != isinstance(key_ids, Tensor):  # one device: that of the given tensor
+    if isinstance(query_ids, Tensor) != isinstance(key_ids, Tensor):  # move both to the device of the one tensor
         device = queries.device if isinstance(query_ids, Tensor) else keys.device
         queries, keys = queries.to(device), keys.to(device)
     return Segments(queries, keys, plain=not isinstance(query_ids, Tensor) and not isinstance(key_ids, Tensor))

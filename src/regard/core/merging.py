@@ -14,9 +14,9 @@ Part = Attended | tuple[Tensor, Tensor]
 
 
 def merge(parts: Sequence[Part]) -> Attended:
-    """Combine attention over disjoint parts of the keys: L = ln Σ exp(L_p), output = Σ exp(L_p − L) output_p.
+    """Combine attention over disjoint parts p of the keys: L = ln Σ exp(L_p), output = Σ exp(L_p − L) output_p.
 
-    A part is an `Attended` with `weights=logsumexp()`, or a pair of an output (…, q, e) and a log-sum-exp (…, q). The
+    A part is an `Attended` with `weights=logsumexp()`, or a pair of output (…, q, e) and log-sum-exp L_p (…, q). The
     `weights` of the result are the log-sum-exp over all parts, so the result can be merged again. Where a row attends
     to no key of a part (log-sum-exp −inf), the part adds nothing to that row.
 

@@ -184,7 +184,7 @@ def _blocks(problem: Problem) -> Iterator[Bool[Tensor, "... rows k"]]:
 
 
 def _attended(problem: Problem) -> Tensor:
-    """Return inf, −inf or NaN where a query attends to a value that is not finite, and 0 elsewhere, as the output."""
+    """Return, in the shape of the output, ±inf or NaN where a query attends to a value that is not finite; else 0."""
     value = problem.repeat(problem.value.detach()).to(problem.dtype)
     marks: list[Tensor] = []
     for allowed in _blocks(problem):
@@ -221,7 +221,7 @@ def zeroed_with_row(problem: Problem, rules: Clauses | None) -> tuple[Problem, T
 
     In a sequence without allowed keys this mask row allows the first key, and that key, its value and the queries are
     zeros, so that output and gradients are zeros too. The row is None on the CPU, in compiled code, with a bias, and
-    for masks that differ between queries or heads.
+    for masks that differ between queries or heads, or that mask no key.
     """
     if problem.device.type == "cpu" or torch.compiler.is_compiling() or problem.bias is not None or 0 in problem.shape:
         return zero_masked_keys(problem), None

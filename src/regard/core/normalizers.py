@@ -128,7 +128,7 @@ def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
 
 
 def _no_row_empty(scores: Tensor, allowed: Tensor) -> bool:
-    """Return whether each row has an allowed key; False where reading the mask needs a device synchronisation."""
+    """Return whether each row has an allowed key; False where the values of the mask are not inspected, as on a GPU."""
     if not type(scores) is type(allowed) is Tensor or allowed.device.type != "cpu":
         return False
     if torch.compiler.is_compiling() or transformed():
@@ -207,7 +207,9 @@ class Entmax(Normalizer):
 
 @dataclass(frozen=True)
 class Sparsemax(Normalizer):
-    """The Euclidean projection of the scores onto the simplex: [s − τ]₊, sparse (Martins & Astudillo 2016).
+    """The sparse weights [s − τ]₊ with τ such that the row sums to 1, for scores s (Martins & Astudillo 2016).
+
+    They are the Euclidean projection of the scores onto the simplex.
 
     >>> Sparsemax()(torch.tensor([1.0, 0.5, -1.0]))
     tensor([0.7500, 0.2500, 0.0000])
@@ -247,6 +249,7 @@ class Sigmoid(Normalizer):
 class Hard(Normalizer):
     """One-hot weights: on a sampled key in training, on the key of the largest score (first on a tie) in inference.
 
+    The estimators of the gradient, for scores s and temperature T:
     - `straight_through`: a sample of p = softmax(s / T) forward, the gradient of p backward (Bengio et al. 2013);
     - `reinforce`: the same sample; scores learn only through `Attended.log_prob` (Xu et al. 2015; see `reinforce`);
     - `gumbel`: the argmax of s + noise forward, the gradient of softmax((s + noise) / T) backward (Jang et al. 2017).
@@ -290,14 +293,14 @@ class Hard(Normalizer):
 
     @property
     def sharpness(self) -> float:
-        """Return 1/T, the factor of the scores in the sampled distribution.
+        """Return the factor of the scores in the softmax from which a key is sampled: 1 / temperature.
 
-        The factor of the scores is 1 for `gumbel`, where the temperature T only affects the gradient.
+        The factor is 1 for `gumbel`, where the temperature only affects the gradient.
         """
         return 1.0 if self.estimator == "gumbel" else 1.0 / self.temperature
 
     def distribution(self, scores: Tensor, allowed: Tensor | None) -> Tensor:
-        """Return p = softmax(scores / T), the distribution from which a key is sampled."""
+        """Return softmax(scores · sharpness) over the allowed keys, the distribution from which a key is sampled."""
         return masked_softmax(scores * self.sharpness, allowed)
 
     def __call__(

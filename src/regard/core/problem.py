@@ -96,13 +96,13 @@ class Problem:
 
     @property
     def bias_learned(self) -> bool:
-        """Return whether the bias requires a gradient."""
+        """Return whether the bias requires a gradient and grad mode is on."""
         wanted = self.bias is not None and any(t.requires_grad for t in self.bias.tensors())
         return wanted and torch.is_grad_enabled()
 
     @property
     def differentiated(self) -> bool:
-        """Return whether any input requires a gradient."""
+        """Return whether any input requires a gradient and grad mode is on."""
         tensors = (self.query, self.key, self.value)
         return torch.is_grad_enabled() and (any(t.requires_grad for t in tensors) or len(self.learned) > 0)
 
@@ -111,7 +111,10 @@ class Problem:
         return tensor if self.group == 1 else tensor.repeat_interleave(self.group, -3)
 
     def scores(self, query: Tensor, key: Tensor, rows: Span, columns: Contiguous) -> Float[Tensor, "..."]:
-        """Return scores plus bias, before the mask, of these queries (rows) and keys (columns); `key` has h heads."""
+        """Return scores plus bias, before the mask, of these queries (rows) and keys (columns).
+
+        The key heads must already be repeated to the number of query heads.
+        """
         scores = self.score(query, key)
         if self.bias is not None:
             scores = scores + self.bias.values(rows, columns, scores.dtype)
@@ -121,7 +124,10 @@ class Problem:
         return scores
 
     def open(self, scores: Tensor, rows: Span, columns: Contiguous) -> Bool[Tensor, "..."] | None:
-        """Return the mask of `scores`; a score of −inf, from a bias or the caller's score function, is masked too."""
+        """Return the mask of `scores`, or None if no pair is masked.
+
+        A score of −inf, from a bias or the caller's score function, is masked too.
+        """
         allowed = self.allowed(rows, columns)
         if self.bias is None and not isinstance(self.score, Custom):
             return allowed

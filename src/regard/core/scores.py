@@ -230,7 +230,7 @@ class Cosine(Score):
 
 
 def _unit_in_float(x: Tensor) -> Tensor:
-    """Return unit vectors in the dtype of x, computed in float32: squares in half precision would lose digits."""
+    """Return unit vectors in the dtype of x, computed in at least float32: squares in half precision lose digits."""
     if x.is_cuda and _by_kernel(x):
         from regard.kernels.triton import row_norms  # imported here: the module imports Triton
 
@@ -302,14 +302,14 @@ class Bilinear(Score):
 
 
 def _fitting(x: Tensor, weight: Tensor, other: Tensor) -> Tensor:
-    """Return a factor c ≤ 1 with which neither x · c W nor other / c overflows float16, if there is one.
+    """Return a factor c ≤ 1 with which neither x @ (c · weight) nor other / c overflows float16, if there is one.
 
     The factor is computed on the device from the largest entries. It is 1 for numbers that cannot overflow, and if a
     tensor holds NaN or Inf.
     """
     # The norm is computed in the dtype of the tensor: with dtype=float32 torch would first cast the whole tensor.
     of_x, of_weight, of_other = (torch.linalg.vector_norm(t.detach(), math.inf).float() for t in (x, weight, other))
-    largest = of_x * of_weight * max(weight.shape[-2:])  # an upper bound of the entries of the product x W
+    largest = of_x * of_weight * max(weight.shape[-2:])  # an upper bound of the entries of x @ weight
     factor = (_ROOM / largest).maximum(of_other / _ROOM).clamp_max(1.0)
     return torch.where((largest < math.inf) & (of_other < math.inf), factor, 1.0)
 

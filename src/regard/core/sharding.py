@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Sharding(Protocol):
-    """The protocol for attention calls in which each process holds a part of the sequences."""
+    """The protocol of an object that computes attention calls in which each process holds a part of the sequences."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> "Attended":
         """Compute `regard.attention` over the sequences of all processes."""

@@ -19,7 +19,7 @@ from regard.core.scores import Cosine, Dot, ScaledDot
 from regard.core.transforms import peek
 from regard.kernels import cuda_graphs
 
-# torch's own functions, which are faster to call than their wrappers in Python.
+# Functions of torch._C, which are faster to call than their wrappers in Python.
 _autocasts, _traces = torch._C._is_any_autocast_enabled, torch._C._is_tracing
 _deterministic, _modes = torch._C._get_deterministic_algorithms, torch._C._len_torch_dispatch_stack
 _UNKNOWN = "unknown"  # returned for an object or tensor that has no cache key

@@ -97,10 +97,10 @@ def _requested(scored: Any, request: Request | None, lse: Tensor | None) -> Tens
 
 
 def with_request(problem: Problem, run: Direct | None, both: Both | None) -> WithRequest | None:
-    """Return a function that computes output and weights of calls equal to `problem` but for tensors' values; or None.
+    """Return a function that computes output and weights of calls equal to `problem` but for tensors' values.
 
-    `run` computes the output of such a call. `both` computes its output and log-sum-exp, and returns (None, None) if no
-    kernel computes the log-sum-exp.
+    The result is None if the kernels do not support these calls. `run` computes the output of such a call. `both`
+    computes its output and log-sum-exp, and returns (None, None) if no kernel computes the log-sum-exp.
     """
     tensors = (problem.query, problem.key, problem.value)
     if (run is None and both is None) or problem.query.ndim != 4 or any(t.stride(-1) != 1 for t in tensors):

@@ -83,7 +83,7 @@ def integers(values: Tensor | Sequence[int] | int, name: str) -> Tensor:
 
 
 def second_offset(name: str, own: int, offset: int | Tensor, plain: str) -> str:
-    """Return the error for a mask or bias that already has an offset, while the layer adds its cache's length too."""
+    """Return the error message for a mask or bias with an offset in a layer that adds its cache's length by itself."""
     held = f"holds {offset} positions" if isinstance(offset, int) else "holds positions already"
     return (
         f"{name} has an offset of {own} and the cache {held}: the layer adds the cache's length by itself, so write "

@@ -130,7 +130,7 @@ class Distinct:
         self._digests += blake2b(text.encode("utf-8", _ERRORS), digest_size=16).digest()
 
     def numbered(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the index at which each distinct text first occurs, and the number of the distinct text at each index.
+        """Return the index at which each distinct text first occurs, and for each text the number of its distinct text.
 
         The distinct texts are numbered from 0 in the order of their first occurrence.
         """

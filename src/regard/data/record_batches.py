@@ -29,11 +29,11 @@ class PaddedBatch:
 def padded(records: Sequence[Record], fills: Mapping[str, int | float], *, grid: int = 1, rows: int = 0) -> Any:
     """Return one batch of records; its attributes are the fields of the records.
 
-    Numbers become a tensor (b,). Sequences of a field named in `fills` are padded with that value to a tensor (b, n,
-    …), and their lengths are the attribute `<name>_lengths` (b,). Arrays of any other field are stacked and must have
-    the same shape. Padded lengths are multiples of `grid`. With `rows`, the batch is padded to that number of rows: the
-    added rows are empty (length 0) in padded fields and zero in the others; the attribute `real` (b,) is True for the
-    rows that are records.
+    With b rows, numbers become a tensor (b,). Sequences of a field named in `fills` are padded with the value given
+    there to a tensor (b, padded length, …); their lengths are the attribute `<name>_lengths` (b,). Arrays of any other
+    field are stacked and must have the same shape. Padded lengths are multiples of `grid`. With `rows`, the batch is
+    padded to that number of rows: the added rows are empty (length 0) in padded fields and zero in the others; the
+    attribute `real` (b,) is True for the rows that are records.
 
     >>> batch = padded([{"text": [5, 6, 7], "label": 1}, {"text": [8], "label": 0}], {"text": 0})
     >>> batch.text.tolist(), batch.text_lengths.tolist(), batch.label.tolist()

@@ -16,9 +16,9 @@ Ids = Sequence[int] | NDArray[np.integer]
 class Batch:
     """A padded batch of pairs of a source and a target sequence, such as a sentence and its translation.
 
-    The decoder's input is `prefix` (begin, y_1 … y_t), and the decoder should predict `target` (y_1 … y_t, end).
-    `source` (b, s) and `prefix` (b, t) are padded with the number of the padding token, `target` (b, t) with the number
-    that the loss ignores. The lengths (b,) include the end marks.
+    The decoder's input is `prefix` (begin, y_1 … y_n), and the decoder should predict `target` (y_1 … y_n, end). For b
+    pairs, `source` (b, source length) and `prefix` (b, target length) are padded with the number of the padding token,
+    `target` (b, target length) with the number that the loss ignores. The lengths (b,) include the end marks.
     """
 
     source: Tensor

@@ -1,5 +1,5 @@
-"""Optimised functions on tensors. They import torch only, and Triton in `triton/`; no argument is an instance of a
-class of `core`.
+"""Optimised functions on tensors. They import no other part of `regard`, and Triton only in `triton/`; no argument is
+an instance of a class of `core`.
 
 The docstring of each function names the reference implementation whose results it must equal. The calling code decides
 whether a kernel applies to a call: `core/backends` for attention, `models` for recurrent loops, `decode` for search.
@@ -20,7 +20,8 @@ whether a kernel applies to a call: `core/backends` for attention, `models` for 
 - `cuda_graphs`: a loop of small CUDA kernels recorded once and replayed;
 - `compilation`: functions compiled to C++ at their first call, and cached;
 - `native_library`: C files of this package, compiled once for a machine and loaded from the user's cache; the text of
-  `vectors.h` (SIMD vectors) and `bfloat16.h` (products of bfloat16 matrices) precedes each C file;
+  `vectors.h` (SIMD vectors), `bfloat16.h` (products of bfloat16 matrices) and `regions.h` (division of work among
+  threads) precedes each C file;
 - `derivatives`: the error raised when a backward pass that has no derivative is differentiated;
 - `availability`: whether Triton is installed, the current GPU, and whether a CUDA graph is being captured;
 - `device_memory`: the working memory that a computation may take on a device;

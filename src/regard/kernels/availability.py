@@ -9,8 +9,8 @@ from collections.abc import Callable
 import torch
 
 TRITON = importlib.util.find_spec("triton") is not None
-# Returns the index of the current GPU. Call it only for tensors on CUDA: torch.cuda.current_device also tests at each
-# call that CUDA is initialised, which takes several times as long.
+# A function that returns the index of the current GPU. It may be called only after CUDA is initialised: it does not
+# test this at each call as torch.cuda.current_device does, which takes several times as long.
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 

@@ -100,7 +100,7 @@ def _rows(states: Tensor, weight: Tensor) -> int:
 
 
 def _check_targets(target: Tensor, ignore: int, vocabulary: int) -> None:
-    """Raise ValueError for a wrong target on the CPU; on a GPU, where a check would synchronise, the loss is NaN."""
+    """Raise ValueError for a wrong target on the CPU. On a GPU a check would synchronise: Triton's loss is NaN."""
     if target.device.type != "cpu":
         return
     wrong = (target != ignore) & ((target < 0) | (target >= vocabulary))
@@ -133,7 +133,8 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 class _Space(NamedTuple):
-    """Buffers (rows, vocabulary) on the CPU, used again for each part of a batch: logits, weights and gradients.
+    """Buffers (rows, vocabulary) on the CPU, used again for each part of a batch: the logits (`wide`) and their
+    softmax (`weights`) in at least float32, and the gradients of the logits in their own dtype (`narrow`).
 
     With new allocations the operating system would map new pages for each part, which takes longer than the
     computation.
@@ -181,7 +182,8 @@ def _losses(
 
 
 def _kernel(states: Tensor, rows: int, vocabulary: int) -> Any:
-    """Return the Triton implementation on CUDA and in Triton's interpreter, else `_losses`, of torch operations."""
+    """Return the function that computes losses and gradients of up to `rows` rows of logits: on CUDA and in Triton's
+    interpreter a Triton kernel (not for float64), else `_losses`, of torch operations."""
     fast = states.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
     if fast and states.dtype != torch.float64 and TRITON:
         from regard.kernels.triton.softmax_loss import overwrite  # a lazy import, because the module imports Triton

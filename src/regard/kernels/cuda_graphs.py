@@ -27,7 +27,7 @@ recording = False
 def capture(
     work: Callable[[], Outcome], device: torch.device, *, pool: Any = None
 ) -> tuple[torch.cuda.CUDAGraph, Outcome]:
-    """Capture the launches of `work` as a CUDA graph without running it; return the graph and the result of `work`.
+    """Capture the launches of `work` as a CUDA graph without running them; return the graph and the result of `work`.
 
     Each replay writes its results to the returned tensors. `work` must have run once before, because nothing may be
     compiled or loaded during capture. Graphs that share a memory `pool` must run one after another.

@@ -8,7 +8,8 @@ import torch
 def affordable(device: torch.device, cpu_bytes: int, share: int) -> int:
     """Return the bytes of one block: `cpu_bytes`, or on a GPU its memory divided by `share` if that is more.
 
-    On a CPU a block should fit into the cache. A GPU needs large blocks to be busy: each block takes several launches.
+    Under torch.compile, return `cpu_bytes` on every device. On a CPU a block should fit into the cache. A GPU needs
+    large blocks to be busy: each block takes several launches.
     """
     if device.type != "cuda" or torch.compiler.is_compiling():
         return cpu_bytes

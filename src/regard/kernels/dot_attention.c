@@ -49,8 +49,8 @@ typedef struct {
     long checked;   /* whether the forward pass checks the numbers that only the backward pass reads */
 } shape;
 
-/* What changes from call to call: the inputs, or null, the seed of dropout and the number of threads. The structs
- * `outputs` and `gradients` follow it in memory. Python packs the fields in this order. */
+/* What changes from call to call: the inputs (null where a call has none), the seed of dropout and the number of
+ * threads. It is the first field of the structs `outputs` and `gradients`. Python packs the fields in this order. */
 typedef struct {
     const char *query, *key, *value;
     const long *lengths, *query_ids, *key_ids;
@@ -569,7 +569,7 @@ static int is_simple(const call *c) {
 }
 
 /* A faster `weigh` for calls that satisfy `is_simple`. It writes the exponentials of each row without dividing them by
- * their sum, and stores the inverse of the sum in the array `by`. */
+ * their sum, and stores the inverse of the sum in `*by`. */
 static int weigh_simply(const call *c, const block *at, long i, long width, float *scores, float *by) {
     long from, to;
     vec check = ALL(0.0f), high = ALL(-INFINITY), total = ALL(0.0f), scale = ALL(c->scale);
@@ -1052,8 +1052,8 @@ static void backward_unit(const call *c, long unit) {
     save(dv, out, half, n, e, to_value, e, 0);
 }
 
-/* A `backward_unit` for at most FEW rows per key head. No operand is transposed, and each key and value is read from
- * memory once. */
+/* A `backward_unit` for at most FEW rows per key head. No operand is transposed, because the copy would take longer
+ * than it saves. */
 static void backward_few(const call *c, long unit) {
     const shape *s = c->s;
     portion own = portion_of(c, unit);
@@ -1310,7 +1310,7 @@ int regard_dot_outruns_torch(void) {
 #endif
 }
 
-/* Returns the description of a call without its results. */
+/* Returns the `call` with these sizes and inputs; the caller sets the fields of its results. */
 static call call_of(const shape *s, const inputs *in, int *bad) {
     call c = {.s = s, .query = in->query, .key = in->key, .value = in->value, .lengths = in->lengths,
               .query_ids = in->query_ids, .key_ids = in->key_ids, .bias = in->bias, .slopes = in->slopes,

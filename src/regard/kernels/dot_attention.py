@@ -33,10 +33,12 @@ _OUTPUTS, _GRADIENTS = struct.Struct("10PQq4P"), struct.Struct("10PQqP3q5P")
 
 
 class Results(NamedTuple):
-    """The output (b, h, q, e), the requested result and, with `hard`, the log-probability and index of the best keys.
+    """The output (b, h, q, e) and the requested result; with the normaliser "hard" also the log-probability and the
+    index (b, h, q) of each query's best key.
 
     `requested` is in float32. Its shape depends on the request: (b, h, q, k) for weights, (b, h, k) for received,
-    (b, h, q) for entropy and logsumexp, and (b, h, r, k) for rows. All lack the batch axis if query, key and value do.
+    (b, h, q) for entropy and logsumexp, and (b, h, r, k) for r rows. All lack the batch axis if query, key and value
+    do.
     """
 
     output: Tensor
@@ -46,7 +48,7 @@ class Results(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """What a call has beside query, key, value and bias.
+    """The arguments of a call beside query, key, value and bias, the tensors that may need a gradient.
 
     `alone` computes the forward pass of a call without limits, requests and dropout; see `repeated`.
     """
@@ -95,7 +97,8 @@ def _functions() -> tuple[Any, Any]:
 def repeated(form: Form, learning: bool) -> Callable[..., Tensor | None]:
     """Return a function of query, key and value that computes `attention` without limits; it ignores other arguments.
 
-    For a short call, every line of Python between the call and the C code counts: this function runs the fewest.
+    For a short call, every line of Python between the call and the C code counts: the returned function runs as few as
+    possible.
     """
     numbers, shape, strides, most = form.numbers, form.shape, form.strides, form.threads
     forward, pack = _functions()[0], _OUTPUTS.pack
@@ -162,7 +165,10 @@ def with_request(
 
 
 def _in_order(requested: Tensor | None, rows: Rows | None) -> Tensor | None:
-    """Return the weights of the requested rows in the order of the request; repeated positions give repeated rows."""
+    """Return the weights of the requested rows in the order of the request; repeated positions give repeated rows.
+
+    Other requested results, for which `rows` is None, are returned unchanged.
+    """
     if requested is None or rows is None or len(rows.positions) == 1:
         return requested
     return requested.index_select(-2, rows.places[rows.positions])
@@ -185,7 +191,7 @@ def _new_request(query: Tensor, call: _Call) -> Tensor | None:
 
 
 def _forward(query: Tensor, key: Tensor, value: Tensor, call: _Call, *more: Tensor | None) -> Tensor | None:
-    """Return the output.
+    """Return the output, or None where `attention` does.
 
     `more` are the tensors to which the requested result, the log-probabilities and the indices of the best keys are
     written, in this order; those that are not needed may be omitted.
@@ -238,9 +244,10 @@ def _saved(limits: Limits) -> tuple[Tensor | None, ...]:
 
 
 class _Attention(torch.autograd.Function):
-    """The output, and the requested result if there is a request.
+    """The autograd function: returns the output, and the requested result if there is a request.
 
-    `bias` is the bias in `call.limits`. It is an argument of its own because it may need a gradient.
+    Empty tensors are returned where `attention` returns None. `bias` is the bias in `call.limits`. It is an argument of
+    its own because it may need a gradient.
     """
 
     @staticmethod

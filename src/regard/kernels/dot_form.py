@@ -45,7 +45,7 @@ class Rows(NamedTuple):
     """The queries whose weights are requested.
 
     `positions` holds the indices of these queries; `places` has, for each query of the call, its index in `positions`,
-    or −1.
+    or −1 if its weights are not requested.
     """
 
     positions: Tensor
@@ -125,12 +125,14 @@ def form(
     dropout: float = 0.0,
     checked: bool = False,
 ) -> Form:
-    """Return the `Form` of calls with query (b, h, q, d), key (b, g, k, d) and value (b, g, k, e).
+    """Return the `Form` of calls with query (b, h, q, d), key (b, g, k, d) and value (b, g, k, e), with g key heads.
 
-    The tensors may lack the batch axis. Scores are scale · q · k + shift, or softcap · tanh(scale · q · k / softcap) +
-    shift if `softcap` is above 0. With the band (low, high), query i attends only to keys j with low ≤ j − i ≤ high.
-    The request is one of nothing, weights, received, entropy, rows and logsumexp (with softmax only). Only the
-    normaliser "power" uses `alpha`. `dropout` must be less than 1; requested weights are those before dropout.
+    The tensors may lack the batch axis. Scores are x + shift with x = scale · (query · key), or softcap · tanh(x /
+    softcap) + shift if `softcap` is above 0. With the band (low, high), query i attends only to keys j with low ≤ j − i
+    ≤ high. `offset` is that of the distances in `Limits`. The request is one of nothing, weights, received, entropy,
+    rows and logsumexp (with softmax only). Only the normaliser "power" uses `alpha`. `dropout` must be less than 1;
+    requested weights are those before dropout. With `checked`, the forward pass also checks that the numbers that only
+    the backward pass reads are finite.
     """
     batch = query.shape[0] if query.ndim == 4 else 1
     heads, queries, size = query.shape[-3:]
@@ -147,7 +149,7 @@ def form(
     numbers += struct.unpack("5q", struct.pack("5d", *factors))  # five integers with the bits of the factors
     numbers += [int(checked)]
     numbers_read = batch * kv_heads * keys * (size + value_size)
-    # A row of few keys takes as long as one of eight.
+    # A row with fewer than eight keys takes as long as a row with eight.
     work = batch * heads * queries * max(keys, 8) * (size + value_size) * (2 if queries <= _FEW else 1)
     threads = max(work // _OF_THREAD, numbers_read // _KEYS_OF_THREAD, batch * heads // _HEADS_OF_THREAD)
     axes = query.ndim

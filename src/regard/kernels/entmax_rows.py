@@ -1,4 +1,4 @@
-"""Sparsemax and entmax of dot products on CUDA, a block of whole rows at a time: O(n · block) memory, also in training.
+"""Sparsemax and entmax of dot products on CUDA, also in training, with the scores of one block of whole rows in memory.
 
 Keys and values are stored in chunks of C keys, (chunks, slices, C, size), so that the products of a block of rows with
 some chunks are one batched product over contiguous memory. If a product of a few rows with many keys were not divided,
@@ -45,7 +45,7 @@ def climbs(alpha: float, keys: int) -> bool:
     """Return whether the kernels can compute the threshold of rows with this number of keys by Newton's method.
 
     For α > 2 the sum of the weights is not a convex function of the threshold, and Newton's method does not converge.
-    For α near 1 its exponent 1 / (α − 1) is too large for float32.
+    For α near 1 the exponent 1 / (α − 1) of the weights is too large for float32.
     """
     return 1.05 <= alpha <= 2 and 0 < keys <= LONGEST and TRITON
 

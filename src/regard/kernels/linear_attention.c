@@ -17,7 +17,8 @@
 /* Shape and strides of a call; Python fills an array of `long` in this order. `half` is 1 for bfloat16. */
 typedef struct {
     long batch, heads, queries, keys, size, value_size, half, causal;
-    long chunk; /* the number of rows in a chunk, or 0 if S sums over all keys and no pairs are computed */
+    long chunk; /* if causal, the number of positions in a chunk; else 1 if all pairs of queries and keys are computed,
+                 * and 0 if S sums over all keys */
     long query[3], key[3], value[3]; /* strides of batch, head and token */
     long features, row, column;      /* the number of features, and the row strides of `rows` and `columns` below */
 } linear_shape;

@@ -197,7 +197,8 @@ def _pairs_backward(
 
 
 def _causal_forward(features: Map, query: Tensor, key: Tensor, value: Tensor, chunk: int, step: int) -> tuple[Any, ...]:
-    """Return output, divisors and, for each segment, S and z of the keys before each chunk of the segment."""
+    """Return output, divisors and, for each segment, S and z of the keys before each chunk of the segment; if one chunk
+    suffices, return what `_pairs_forward` returns."""
     if query.shape[1] <= chunk:
         return _pairs_forward(features, query, key, value)
     dtype, wide, b = value.dtype, _wide(value.dtype), value.shape[0]
@@ -269,7 +270,8 @@ def _flat(x: Tensor, at: slice) -> Tensor:
 def _computed(
     features: Map, query: Tensor, key: Tensor, value: Tensor, plan: "Plan"
 ) -> tuple[Tensor, Tensor, list[tuple[Any, ...]], bool]:
-    """Return outputs, divisors, S and z of each group of sequences, and whether all numbers are within the bounds."""
+    """Return outputs, divisors, for each group of sequences the other tensors that the backward pass needs (such as S
+    and z), and whether all features, values and divisors are within the bounds."""
     if plan.native:
         done = linear_loops.forward(query, key, value, features.rows, plan.chunk is not None)
         return done.output, done.divisor, [], done.fine
@@ -347,7 +349,7 @@ def linear_attention(
 ) -> tuple[Tensor, Tensor, bool]:
     """Return the output (…, q, e) of query (…, q, d), key (…, k, d) and value (…, k, e), and the divisors (…, q, 1).
 
-    The third returned value is whether all features, values and divisors are within the bounds. With causal attention
+    The third returned value is the result of `sound`, or of the same test in compiled C. With causal attention
     query i attends to the keys j ≤ i, and there are as many keys as queries. `again` is a function that returns the
     output by operations that autograd differentiates for second derivatives.
     """

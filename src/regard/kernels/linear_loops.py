@@ -26,7 +26,8 @@ _ANY = ctypes.c_void_p
 
 
 class Done(NamedTuple):
-    """The output (…, q, e), the divisors (…, q, 1), and whether all numbers are within the bounds (`fine`)."""
+    """The output (…, q, e), the divisors (…, q, 1), and whether all features, values and divisors are within the
+    bounds of the C code (`fine`)."""
 
     output: Tensor
     divisor: Tensor
@@ -43,7 +44,8 @@ def serves(query: Tensor, key: Tensor, value: Tensor, features: int) -> bool:
     if features * value.shape[-1] > _SUMS:
         return False
     heads = query.shape[:-2].numel()
-    # With fewer heads than threads, torch's products are faster: several threads share the work of a head.
+    # For large tensors with fewer heads than threads, torch's products are faster, because in them several threads
+    # share the work of a head.
     few = heads < torch.get_num_threads() and query.numel() + key.numel() >= _PARALLEL
     return not few and all(t.stride(-1) == 1 for t in (query, key, value)) and _functions() is not None
 

@@ -4,11 +4,11 @@
  * Only the keys and values in a query's window are read, so the other keys and values have no effect, even if they are
  * NaN. Inputs are float32 or bfloat16, with any strides of batch, heads and tokens; everything is computed in float32.
  * A unit of work is a part of the queries of one head (in the backward pass: all queries of one head). For each unit
- * the keys and values are copied once, as rows padded to whole SIMD vectors.
+ * the keys and values are copied once, as rows padded to whole SIMD vectors, unless they have this form already.
  */
 
 #define UNITS 8       /* with fewer units of work than this, the queries of each head are divided into parts */
-#define PART 64       /* the smallest number of queries in a part */
+#define PART 64       /* n queries of a head are divided into at most n / PART parts, rounded up */
 #define LOWEST -86.0f /* the exponential of a number <= LOWEST is set to 0 */
 
 /* Shape, strides and options of a call; Python fills an array of `long` in this order. `half` is 1 for bfloat16. */

@@ -56,8 +56,7 @@ class Loops:
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, centre: Tensor, lengths: Tensor | None, learning: bool
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]] | None:
-        """Return output, weights, and the tensors that the gradients need besides the inputs, which are none: an empty
-        tuple.
+        """Return output, weights and an empty tuple, because `gradients` needs no tensors besides the inputs.
 
         Return None if a centre is not finite.
         """

@@ -2,10 +2,10 @@
 
 
 def dense_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides of a new tensor without gaps whose axes have the memory order of a tensor with the given
-    strides, which saves the next layer a copy.
+    """Return the strides of a dense tensor of this shape whose axes have the same order in memory as those of a tensor
+    with the given strides.
 
-    The tensor is contiguous if the last axis would not be the innermost, or if the given tensor is broadcast.
+    If in the given strides the last axis is not the innermost, or an axis is broadcast, return contiguous strides.
     """
     order = sorted(range(len(shape)), key=lambda axis: -strides[axis])
     long = [axis for axis in order if shape[axis] > 1]  # an axis of size 1 may have any stride

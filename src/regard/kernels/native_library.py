@@ -26,7 +26,7 @@ _FLAGS = ("-O3", "-march=native", "-std=c11", "-fPIC", "-shared", "-pthread", "-
 
 @functools.cache
 def compiler() -> str | None:
-    """Return the path of a C compiler, or None."""
+    """Return the path of a C compiler, or None if none is installed."""
     names = (os.environ.get("CC", "").split(" ")[0], "cc", "gcc", "clang")
     return next((path for name in names if name and (path := shutil.which(name))), None)
 
@@ -53,7 +53,7 @@ def library(package: str, *names: str) -> ctypes.CDLL | None:
     source = b"".join(file.read_bytes() for file in files)
     try:
         return ctypes.CDLL(str(_compiled(path, source, Path(names[-1]).stem)))
-    # RuntimeError: the user has no home directory.
+    # RuntimeError: the compiler reports errors, or the user has no home directory.
     except (OSError, RuntimeError, subprocess.SubprocessError) as problem:
         _log.warning("%s cannot be compiled, slower code runs in its place: %s", names[-1], problem)
         return None
@@ -84,14 +84,15 @@ def _compiled(compiler_path: str, source: bytes, stem: str) -> Path:
 
 
 def _refuse_foreign(path: Path) -> None:
-    """Raise if another user can write to this path, because code is loaded from it."""
+    """Raise OSError if the path belongs to another user or others can write to it, because code is loaded from it."""
     facts = path.stat()
     if facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise OSError(f"{path} belongs to another user, or others may write it")
 
 
 def _processor() -> bytes:
-    """Return the line of processor features in /proc/cpuinfo, on which -march=native depends."""
+    """Return the line of processor features in /proc/cpuinfo, on which -march=native depends; without this file, return
+    the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_bytes().splitlines()
     except OSError:

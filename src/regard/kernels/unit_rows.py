@@ -1,4 +1,4 @@
-"""Rows divided by their Euclidean norm on the CPU in compiled C, where torch runs four operations and their gradients.
+"""Rows divided by their Euclidean norm on the CPU by one call of compiled C, with one more for the gradient.
 
 Reference implementation: `regard.core.scores.unit`.
 """

@@ -167,7 +167,7 @@ static inline void sums(const vec *t, float *to) {
 #endif
 }
 
-/* Returns 1 / x for x >= 1: the estimate of 1 / x by GUESS, improved by one Newton step. */
+/* Returns 1 / x for 1e-37 <= x <= 1e37: the estimate of 1 / x by GUESS, improved by one Newton step. */
 static inline vec inverse(vec x) {
     vec r = GUESS(x);
     return MUL(r, FNMA(x, r, ALL(2.0f)));

@@ -13,7 +13,7 @@ from regard.look.labels import Labels
 from regard.look.pooling import Pool, pooled
 
 BLOCK_NUMBERS = 2**22  # largest number of attention weights that are computed at a time
-ROUNDING = 1e-6  # a weight above −ROUNDING counts as 0 with a rounding error, not as negative
+ROUNDING = 1e-6  # a weight between −ROUNDING and 0 counts as 0 with a rounding error, not as negative
 
 
 @runtime_checkable
@@ -74,7 +74,7 @@ def _version(tensor: Tensor) -> int:
 
 
 class Given:
-    """A `Source` of attention weights that are stored as one tensor (b, h, q, k)."""
+    """A `Source` of attention weights that are stored as one tensor (batch, heads, queries, keys)."""
 
     def __init__(self, weights: Tensor) -> None:
         self._weights = weights
@@ -306,8 +306,8 @@ class Record:
     def check(self, *, batch: int = 0) -> float | None:
         """Return the largest |weights @ value − output| divided by the largest |output|.
 
-        `output` is what the recorded attention call returned. The error was computed when the call was recorded, with
-        the weights of this record, on rows spread over the queries. The result is None if the error is not defined.
+        `weights` are those of this record at some rows spread over the queries, and `output` is what the recorded call
+        returned. The result is None if the call has no check, or one of its tensors has been modified since.
         """
         self._item(batch)
         error = None if self._checked is None else self._checked.of(batch)
@@ -327,12 +327,12 @@ class Record:
     def relevance(
         self, *, head: int | None = None, queries: slice | Sequence[int] | None = None, batch: int = 0
     ) -> Tensor:
-        """Return [weights ⊙ ∂L/∂weights]₊: large where attention is large and useful (Chefer et al. 2021, eq. 5)."""
+        """Return weights · ∂L/∂weights with negative products set to 0 (Chefer et al. 2021, eq. 5 without the mean)."""
         weights = self.weights(head=head, queries=queries, batch=batch)
         return (weights * self.gradient(head=head, queries=queries, batch=batch)).clamp_min(0)
 
     def _blocks(self, head: int | None, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield blocks of rows: the rows' indices, and their weights, at most `BLOCK_NUMBERS` or one row."""
+        """Yield the rows in blocks of at most `BLOCK_NUMBERS` weights or one row: the rows' indices and weights."""
         heads, item = self._range(head), self._item(batch)
         step = max(1, BLOCK_NUMBERS // max(1, len(heads) * self.keys))
         for start in range(0, max(1, self.queries), step):
@@ -367,5 +367,5 @@ def _counted(count: int, one: str, several: str) -> str:
 
 
 def shares(weights: Tensor) -> Tensor:
-    """Return the weights for a logarithm: values between −ROUNDING and 0 are set to 0, smaller values to NaN."""
+    """Return the weights, with values between −ROUNDING and 0 set to 0 and smaller values set to NaN."""
     return torch.where(weights < -ROUNDING, math.nan, weights.clamp_min(0))

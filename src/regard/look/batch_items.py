@@ -69,9 +69,9 @@ class Part:
 
     @property
     def rest(self) -> Tensor | None:
-        """Return the sum of the weights of each row that a trace file does not store, (1, heads, rows).
+        """Return for each row the sum of its weights that a trace file does not store, (1, heads, rows).
 
-        None is returned if the trace file stores all weights.
+        None is returned if all weights are known.
         """
         rest = getattr(self._source, "rest", None)
         if rest is None:

@@ -16,7 +16,7 @@ RGB = tuple[int, int, int]
 
 
 class Scale(NamedTuple):
-    """A colour scale: `lightness` and `chroma` are pairs, at share 0 and at share 1 of the largest weight.
+    """A colour scale: `lightness` and `chroma` are pairs of values, at weight 0 and at the largest weight.
 
     `odd` is the colour of NaN and infinite weights, `odd_ink` the colour of text on it.
     """

@@ -89,7 +89,7 @@ class Shorter(NamedTuple):
 
 
 def shorter(query: Numbers, key: Numbers, scale: float | None) -> Shorter | None:
-    """Return the queries and keys in 24 bits per number; None if they are not float32 or it saves no memory.
+    """Return the queries and keys in 24 bits per number; None if they are not exact float32, or 24 bits save nothing.
 
     `scale` is the factor of the scores if they are dot products, otherwise None.
     """

@@ -48,9 +48,9 @@ class WithMean:
 
     @property
     def rest(self) -> Tensor | None:
-        """Return the sum of the weights of each row that a trace file does not store, (b, heads, rows).
+        """Return for each row the sum of its weights that a trace file does not store, (batch, heads, rows).
 
-        None is returned if the trace file stores all weights.
+        None is returned if all weights are known.
         """
         known = getattr(self._source, "rest", None)
         return None if known is None else torch.cat([known, known.mean(1, keepdim=True)], 1)

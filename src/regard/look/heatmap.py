@@ -294,7 +294,7 @@ def _colored(weight: float, share: float, width: int) -> str:
 def _shaded(weight: float, share: float, width: int) -> str:
     if not math.isfinite(share):
         return "!" * (width - 5) + f" {number(weight):>4}"
-    # Weights below 0.005 of the highest weight get the blank block: with two decimals they are 0.00.
+    # Weights below 0.005 of the highest weight get the blank block.
     block = BLOCKS[math.ceil((abs(share) - 0.005) * (len(BLOCKS) - 1))]
     written = number(weight)
     return block * (width - 1 - len(written)) + f" {written}"

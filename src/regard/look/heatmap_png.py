@@ -1,6 +1,7 @@
 """A heat map as a PNG picture in the style of the viewer's page: labels, values, a colour bar and a title."""
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -90,6 +91,15 @@ def _layout(rows: Sequence[str], columns: Sequence[str], title: str, subtitle: s
     return _Layout(cell, left, top, slanted, width, top + cell * len(rows) + 44 + EDGE)
 
 
+def _written(value: float) -> str:
+    """Return a weight as text, without the zero before the decimal point.
+
+    >>> [_written(value) for value in (0.25, -0.25, 1.0, 10.25, float("nan"))]
+    ['.25', '−.25', '1.00', '10.25', 'NaN']
+    """
+    return re.sub(r"^(−?)0\.", r"\1.", number(value))
+
+
 def _cell(pen: "ImageDraw", x: float, y: float, side: float, value: float, share: float) -> None:
     gap = 0.75 if side >= 12 else 0.0
     box = [round(RATIO * place) for place in (x + gap, y + gap, x + side - gap, y + side - gap)]
@@ -97,9 +107,14 @@ def _cell(pen: "ImageDraw", x: float, y: float, side: float, value: float, share
     odd = not math.isfinite(value)
     if (side < READABLE and not (odd and side >= 20)) or (not odd and abs(value) < 0.005):
         return
-    written = number(value) if odd else number(value).replace("0.", ".", 1)
     _write(
-        pen, written, x + side / 2, y + side / 2, 11 if side >= READABLE else 8, color=ink(share, LIGHT), anchor="mm"
+        pen,
+        _written(value),
+        x + side / 2,
+        y + side / 2,
+        11 if side >= READABLE else 8,
+        color=ink(share, LIGHT),
+        anchor="mm",
     )
 
 

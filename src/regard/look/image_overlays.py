@@ -166,7 +166,7 @@ def _sheet(record: Record, title: str, head: int, batch: int, cells: bool) -> _S
 
 
 def _said(rows: Labels | None, row: int, values: NDArray[np.float32], width: int) -> tuple[str, str]:
-    """Return the name of a row, shortened to `width` pixels, and a caption: its largest weight, its probability."""
+    """Return a row's name, shortened to `width` pixels, and its caption: largest weight and, if known, probability."""
     item = rows.items[row] if rows is not None else str(row)
     name = item if item.strip() else repr(item)
     while font_of(13).getlength(name) > width and len(name) > 2:
@@ -219,7 +219,7 @@ def _is_small(picture: "Image") -> bool:
 
 
 def _enlarged(picture: "Image") -> int:
-    """Return the width of a tile; that of a small picture is a multiple of its width, so that pixels stay squares."""
+    """Return a tile's width in pixels; a small picture is enlarged by a whole factor, so that pixels stay squares."""
     times = _SIDE // picture.width
     return times * picture.width if _is_small(picture) and times > 1 else _SIDE
 

@@ -44,7 +44,7 @@ def _frozen(tensor: Tensor) -> Tensor:
 
 
 class Shortened(NamedTuple):
-    """A `Source` of weights whose queries and keys are stored in 24 bits, and a note with the largest error."""
+    """A `Source` whose queries and keys are stored in 24 bits per number, and a note with the largest error."""
 
     source: "Pairs | Modified"
     note: str
@@ -54,7 +54,7 @@ class Pairs:
     """The attention weights of a `Problem` of `regard.core`, a call with any score, normaliser, mask and bias.
 
     The weights are recomputed with the plain implementation, also if another kernel computed the call's output. `sinks`
-    (h,) are the scores of one additional key for each head, which has no value but receives weight in each row
+    (heads,) are the scores of one additional key for each head, which has no value but receives weight in each row
     (attention sinks, Xiao et al. 2024).
     """
 
@@ -92,7 +92,7 @@ class Pairs:
         return [*self._query.holds(), *self._key.holds()]
 
     def short(self) -> Shortened | None:
-        """Return this `Source` with queries and keys in 24 bits; None if 24 bits are impossible or save no memory."""
+        """Return this `Source` with 24 bits per number of queries and keys; None if impossible or not smaller."""
         score = self._problem.score
         # no bound is known for the error of the scores that a function of the caller computes
         if isinstance(score, Custom):
@@ -168,7 +168,7 @@ class Pairs:
         return _of_heads(problem.score, heads, self._query.shape[1])(query, key.to(problem.dtype))
 
     def _part(self, tensor: Tensor, batch: slice, heads: range) -> Tensor:
-        """Return the part for some sequences and heads of a mask or bias that broadcasts to (*lead, h, rows, keys)."""
+        """Return the part of a mask or bias, broadcastable to (…, heads, rows, keys), for some sequences and heads."""
         if len(self._lead) > 1 and tensor.ndim > 3:
             own = tensor.shape[-3:]
             tensor = tensor.expand(*self._lead, *own).reshape(-1, *own)

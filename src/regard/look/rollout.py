@@ -10,13 +10,13 @@ from regard.look.layer_names import cross_attention, stacks
 
 
 def rollout(records: Sequence[Record], *, batch: int = 0, residual: float = 0.5, gradients: bool = False) -> Tensor:
-    """Return the contribution of each input position to each output position, (q, k), through layers of self-attention.
+    """Return how much each input contributes to each output, (outputs, inputs), through layers of self-attention.
 
     The matrix of a layer is Â = (1 − r) · (mean of the weights A over the heads) + r · I, where r is `residual`, with
     rows normalised to sum 1. The rollout is the product of the layers' matrices (Abnar & Zuidema 2020, section 3). With
     `gradients` the result is R instead, which begins as R = I and is updated by each layer as R ← R + Ā R, where Ā is
-    the mean of [A ⊙ ∂L/∂A]₊ over the heads (Chefer et al. 2021, eq. 5 and 6). Positions that the labels of the sequence
-    mark as padding are excluded.
+    the mean of max(A · ∂L/∂A, 0) over the heads and L the loss (Chefer et al. 2021, eq. 5 and 6). Positions that the
+    labels of the sequence mark as padding are excluded.
 
     >>> from regard.look.attention_records import Given
     >>> layer = Record("layer", "given", Given(torch.tensor([[[[0.0, 1.0], [1.0, 0.0]]]])))

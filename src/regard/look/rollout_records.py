@@ -16,7 +16,7 @@ _WEIGHTS = 2**27  # largest number of weights, over all heads and layers of a st
 
 
 class Rolled:
-    """The attention rollout of several layers as weights (b, 1, n, n) of a `Record`; padded positions have weight 0."""
+    """The attention rollout of several layers as the weights of a `Record` with one head; padding has weight 0."""
 
     def __init__(self, layers: Sequence[Record]) -> None:
         self._layers = list(layers)
@@ -86,8 +86,8 @@ def _can(layers: Sequence[Record]) -> bool:
         or not 1 < queries == keys <= LONGEST
         or any(getattr(layer.source, "rest", None) is not None for layer in layers)
     ):
-        # a `Source` with a method `rest` is a trace file with only the largest weights of each row, so it has no exact
-        # rollout
+        # a `Source` with an attribute `rest` has only the largest weights of each row, from a trace file, so it has no
+        # exact rollout
         return False
     if any(rows != columns for layer in layers for rows, columns in itertools.pairwise(_places(layer))):
         return False

@@ -51,7 +51,7 @@ def is_encoding(given: object) -> bool:
 
 
 def of_tokenizer(tokenizer: object, given: Any) -> list[Named]:
-    """Return the names of tokens, from their tokenizer and `given`: ids (n,) or (b, n), or an encoding with ids.
+    """Return the names of tokens; `given` are the ids of one sequence or of a batch, or an encoding with ids.
 
     The attention mask of an encoding marks the padding.
     """

@@ -62,9 +62,10 @@ class Trace:
         columns: Labelling | None = None,
         batch: int | Sequence[int] | None = None,
     ) -> "Trace":
-        """Return a trace with one record for each tensor of weights, of shape (heads, q, k) or (b, heads, q, k).
+        """Return a trace with one record for each tensor in `weights`; the keys of `weights` are the records' names.
 
-        `weights` has the tensors by name. `rows`, `columns` and `batch` are labels, as in the method `label`.
+        A tensor is (heads, queries, keys) or (batch, heads, queries, keys). `rows`, `columns` and `batch` are the
+        arguments of the method `label`.
         """
         records = []
         for name, tensor in weights.items():
@@ -198,7 +199,7 @@ class Trace:
     def rollout(
         self, *, of: str | None = None, batch: int = 0, residual: float = 0.5, gradients: bool = False
     ) -> Tensor:
-        """Return the attention rollout (q, k) through all layers, for one sequence without its padding.
+        """Return the attention rollout (queries, keys) through all layers, for one sequence without its padding.
 
         `regard.look.rollout` defines the rollout and its options. `of` selects layers by a name or a pattern. The
         selected records must be the self-attention of one stack of layers: in an encoder-decoder model
@@ -211,8 +212,9 @@ class Trace:
     def save(self, path: str | Path, **options: int) -> Path:
         """Write the trace to one safetensors file and return its path; weights are stored in half precision.
 
-        Of a record with more than `whole` weights (2²¹ by default), the file stores only the `top` largest weights of
-        each row (32 by default), and a pooled map of `overview` × `overview` cells (128 by default) of each head.
+        Of a record with more than `whole` weights (2²¹ by default) and more than 2 · `top` keys, the file stores only
+        the `top` largest weights of each row (32 by default), and a pooled map of `overview` × `overview` cells (128 by
+        default) of each head.
         """
         return write(path, self.title, self.records, self.dropped, **options)
 

@@ -28,7 +28,7 @@ _LARGEST_MAP = 2**40  # largest number of weights of a record, which limits the 
 
 
 class Largest:
-    """A `Source` with only the largest weights of each row; `rest` (b, h, q) is the sum of the row's other weights."""
+    """A `Source` with only the largest weights of each row; `rest` (batch, heads, queries) is the sum of the others."""
 
     def __init__(self, shape: tuple[int, int, int, int], parts: Mapping[str, Tensor]) -> None:
         self._shape = shape
@@ -88,8 +88,9 @@ def write(
 ) -> Path:
     """Write the records of a trace to a file and return its path; the file appears only when it is complete.
 
-    Records with more than `whole` weights are stored as the `top` largest weights of each row and an overview of
-    `overview` × `overview` cells of each head. `dropped` are the trace's remarks about calls without a record.
+    Records with more than `whole` weights and more than 2 · `top` keys are stored as the `top` largest weights of each
+    row and an overview of `overview` × `overview` cells of each head. `dropped` are the trace's remarks about calls
+    without a record.
     """
     if top < 1 or whole < 0 or overview < 1:
         raise ValueError(f"top and overview must be at least 1, whole 0 or more, got {top}, {overview}, {whole}")

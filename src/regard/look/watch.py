@@ -162,7 +162,7 @@ class _Watcher(TorchFunctionMode):
     @contextmanager
     def safely(self) -> Iterator[None]:
         others = [watcher for watcher in _open if watcher.thread == self.thread]
-        # the capture code itself may call attention functions; the other watchers must not record these calls
+        # the capture code itself may call attention functions; no watcher of this thread may record these calls
         for watcher in others:
             watcher._paused += 1
         try:

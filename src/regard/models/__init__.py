@@ -1,7 +1,6 @@
 """Models: encoders that compute a memory, decoders that attend to the memory, and `EncoderDecoder`, which joins them.
 
-A memory holds the keys and values that a decoder attends to. Of regard, the models import `look`, `nn`, `core` and
-`kernels`.
+A memory holds the keys and values that a decoder attends to. Of regard, the models import `nn`, `core` and `kernels`.
 
 - `frame`: `EncoderDecoder`
 - `memory`: the records that encoders and decoders exchange: `Memory`, `Decoded`, `Step`

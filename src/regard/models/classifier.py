@@ -28,9 +28,9 @@ class Classifier(nn.Module):
     """Classifies a memory from the context vector that a query attends to.
 
     The context is c = Σ_j a_j h_j with a = normalize(score(u, h_j)), and the logits are W c + b. The query u is a
-    learned parameter. With the additive score w · tanh(W h_j + W_q u) this is the word attention of Yang et al. (2016a,
-    section 2.2). Several `looks` are the hops of Lin et al. (2017): each has its own query, and all are computed in
-    parallel.
+    learned parameter. With the additive score w · tanh(W_k h_j + W_q u) this is the word attention of Yang et al.
+    (2016a, section 2.2). Several `looks` are the hops of Lin et al. (2017): each has its own query, and all are
+    computed in parallel.
 
     With `query_size`, u is an argument of `forward` instead, such as a question about an image (Yang et al. 2016b,
     section 3.3), and the logits are W [c; u] + b. `attention` is the name of a score, a score record or function, or

@@ -108,9 +108,10 @@ class QuantizedLinear(nn.Module):
     def __init__(self, weight: Float[Tensor, "o i"], bias: Float[Tensor, " o"] | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        # Without VNNI instructions, the processor adds two products of bytes in 16 bits. Inputs up to 63 cannot
-        # overflow.
-        self.most = 127 if torch.cpu._is_vnni_supported() else 63
+        # The processor's instruction for int8 products needs one unsigned operand, so `offset` is added to the rounded
+        # inputs. Without VNNI instructions, it adds two products in 16 bits. Inputs up to 63 and an offset of 64 avoid
+        # an overflow: 2 · 127 · 127 < 2¹⁵.
+        self.most, self.offset = (127, 128) if torch.cpu._is_vnni_supported() else (63, 64)
         scale = (weight.detach().abs().amax(1) / 127).clamp(min=_TINY)
         rounded = (weight.detach() / scale.unsqueeze(-1)).round().to(torch.int8)
         self.register_buffer("scale", scale, persistent=False)
@@ -131,11 +132,24 @@ class QuantizedLinear(nn.Module):
             return x.new_zeros((*x.shape[:-1], self.out_features))
         step = torch.maximum(rows.amax(-1, keepdim=True), rows.amin(-1, keepdim=True).neg_())
         step = step.clamp_(min=_TINY).mul_(1 / self.most)
-        # The processor's instruction for int8 products needs one unsigned operand. Flipping the sign bit adds 128 to
-        # the inputs, and the product with zero point 128 subtracts it again.
-        rounded = torch.mul(rows, step.reciprocal()).round_().to(torch.int8).view(torch.uint8).bitwise_xor_(128)
+        rounded = torch.mul(rows, step.reciprocal()).round_().to(torch.int8).view(torch.uint8)
+        rounded = rounded.bitwise_xor_(128) if self.offset == 128 else rounded.add_(self.offset)  # both wrap around
         product = torch.ops.onednn.qlinear_pointwise(
-            *(rounded, 1.0, 128, self.packed, self.scale, self.zero, None, 1.0, 0, torch.float32, "none", [], "")
+            *(
+                rounded,
+                1.0,
+                self.offset,
+                self.packed,
+                self.scale,
+                self.zero,
+                None,
+                1.0,
+                0,
+                torch.float32,
+                "none",
+                [],
+                "",
+            )
         )
         product = product.mul_(step) if self.bias is None else torch.addcmul(self.bias, product, step)
         return product.view(*x.shape[:-1], self.out_features)

@@ -104,7 +104,7 @@ class SpanPointer(nn.Module):
         self.normalize = check_normalizer(normalize)
         self.score = None if mean else OwnedScore(score, size)
         self.align_passage = None if mean else nn.Linear(key_size or memory_size, size)
-        # Passage and question share one linear map α, as in Chen et al., if their sizes are equal.
+        # Passage and question share one linear map α (Chen et al.) if their sizes are equal or `key_size` is given.
         shared = mean or key_size is not None or question_size == memory_size
         self.align_question = None if shared else nn.Linear(question_size, size)
         self.key_size, self.products = key_size, products
@@ -220,7 +220,7 @@ class _GatedReader(nn.Module):
 
 
 class _Pointer(nn.Module):
-    """Computes additive scores of positions (Vinyals et al. 2015), and the context by the softmax of these scores."""
+    """Computes additive scores of positions (Vinyals et al. 2015), and the mean of states weighted by their softmax."""
 
     def __init__(self, state_size: int, query_size: int, size: int) -> None:
         super().__init__()

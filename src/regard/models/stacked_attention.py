@@ -33,7 +33,7 @@ class StackedClassifier(nn.Module):
     """Classifies the answers to questions about a memory, by stacked attention (Yang et al. 2016, section 3.3).
 
     u_0 is the question. Hop k computes the context c_k = Σ_j a_kj h_j with a_k = normalize(score(f_k(u_{k-1}), h_j)),
-    and u_k = c_k + u_{k-1}, where f_k(u) = W relu(W' u). In the paper f_k is linear, so that the query of the second
+    and u_k = c_k + u_{k-1}, where f_k(u) = V relu(V' u). In the paper f_k is linear, so that the query of the second
     hop is a sum of the question and the context of the first hop. The hidden layer of f_k can also form products of
     the two, as the question "left of the circle" requires. After the last hop K, the logits are W (W_f r ⊙ (1 + W_g r))
     + b with r = [c_K; u_0; s_K]. The count s_K = Σ_j σ(score_Kj − 2) measures how many keys match, which weights that

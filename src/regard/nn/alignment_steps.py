@@ -18,7 +18,7 @@ _FULL = full()
 
 
 def score_vector(size: int) -> nn.Parameter:
-    """Return the parameter w of w · tanh(…), uniform within ±1/√size."""
+    """Return the weight vector w of the additive score w · tanh(…), initialised uniformly within ±1/√size."""
     bound = 1 / math.sqrt(size)
     return nn.Parameter(torch.empty(size).uniform_(-bound, bound))
 
@@ -48,13 +48,13 @@ def check_query(query: Float[Tensor, "b q d"], size: int, projected: Projected) 
 
 
 def blank(projected: Projected) -> Float[Tensor, "b k"]:
-    """Return the attention weights that the first query receives as those of the query before it, which are zeros."""
+    """Return zeros, which the first query uses as the attention weights of the query before it."""
     return projected.value.new_zeros(projected.value.shape[:2])
 
 
 def sampling(normalize: Normalizer, training: bool, generator: torch.Generator | None) -> Normalizer:
-    """Return the normaliser; if it is `Hard` with `sample=None`, it samples in training, and if a generator is
-    given."""
+    """Return the normaliser; `Hard` with `sample=None` gets sample=True in training or if a generator is given, else
+    sample=False."""
     if isinstance(normalize, Hard) and normalize.sample is None:
         return replace(normalize, sample=training or generator is not None)
     return normalize

@@ -33,8 +33,8 @@ def check_input(x: Tensor, name: str, size: int, called: str | None = None) -> N
 
 
 def only_full(weights: Request | None, layer: str) -> None:
-    """Raise unless all weights or none are requested: a layer of gates has no queries, whose weights could be selected
-    or summed."""
+    """Raise unless all weights or none are requested: a layer without queries cannot select or sum the weights of some
+    queries."""
     if weights is not None and not isinstance(weights, Full):
         raise ValueError(f"weights of {layer} are one map: expected full() or None, got {type(weights).__name__}")
 

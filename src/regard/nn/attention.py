@@ -16,7 +16,7 @@ from regard.nn.argument_checks import also_called, check_input, check_sizes
 from regard.nn.projection import SCORES, OwnedScore, settled
 from regard.nn.protocol import Projected
 
-_EQUAL = ("dot", "scaled_dot", "cosine")  # the classes of scores that need queries and keys of equal size
+_EQUAL = ("dot", "scaled_dot", "cosine")  # names of the scores that need queries and keys of equal size
 
 
 class Attention(nn.Module):
@@ -25,8 +25,8 @@ class Attention(nn.Module):
     score "additive": w · tanh(W_q q + W_k h) with `hidden_size` features (Bahdanau et al. 2015); "bilinear": ⟨q, z_j⟩
     with z_j = W_z h_j (Luong et al. 2015, "general"); "dot", "scaled_dot", "cosine": scores of query and memory
     directly or, with `hidden_size`, after projecting both to that size. Values are the memory, or W_v h with
-    `value_size`. Hard attention samples in training, and if a generator is given; with a probability `expected`, one
-    random number for each item of the batch decides whether all queries of the item use the expected value.
+    `value_size`. Hard attention samples in training, and if a generator is given; if `Hard.expected` is a probability,
+    one random number for each item of the batch decides whether all queries of the item use the expected value.
 
     >>> layer = Attention(6, 10, score="additive", hidden_size=8)
     >>> out = layer(torch.randn(2, 3, 6), torch.randn(2, 5, 10))
@@ -58,7 +58,7 @@ class Attention(nn.Module):
         self.query = None if query_to is None else nn.Linear(query_size, query_to, bias=False)
         self.key = None if key_to is None else nn.Linear(memory_size, key_to, bias=False)
         self.value = None if value_size is None else nn.Linear(memory_size, value_size, bias=False)
-        # The bilinear matrix is the projection of the memory, so z_j is computed once for all queries.
+        # The matrix of a bilinear score is the projection of the memory, so that it is applied once for all queries.
         self.score = OwnedScore("dot" if score == "bilinear" else score, query_to or query_size)
 
     def forward(
@@ -70,7 +70,7 @@ class Attention(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> Attended:
-        """Return the output of each query, (b, q, e), and the requested weights, (b, q, k) for all of them.
+        """Return the output of each query, (b, q, e), and the requested weights, (b, q, k) with `weights=full()`.
 
         A bool mask is (b, k), True for real positions, or (b, q, k) for pairs; other masks must fit scores (b, 1, q,
         k).

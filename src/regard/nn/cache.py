@@ -44,7 +44,7 @@ class KeyValueCache:
 
     @property
     def length(self) -> int:
-        """Return the number of stored positions. For a static cache this is a device synchronisation."""
+        """Return the number of stored positions. For a static cache this waits for the device."""
         if self.position is None or self.is_fixed:
             return self._length
         return int(self.position)
@@ -56,7 +56,7 @@ class KeyValueCache:
 
     @property
     def room(self) -> int | None:
-        """Return the fixed number of keys that a static cache returns; None for a growing cache."""
+        """Return the fixed number of keys that a static cache returns; None for a growing or read-only cache."""
         return self.capacity if self.static and not self.is_fixed else None
 
     def update(

@@ -75,7 +75,7 @@ def load(source: nn.MultiheadAttention, projection: HeadProjection, output: nn.L
     projection.requires_grad_(False)
     for learns, names in zip(learned, _PLACES, strict=True):
         for stored in (getattr(projection, name) for name in names):
-            if stored is not None and learns:  # if one of queries, keys, values requires grad
+            if stored is not None and learns:  # a shared matrix is trained if one of its parts was trained
                 stored.requires_grad_(True)
     pairs = [(output.weight, source.out_proj.weight)]
     if projection.bias is not None:
@@ -88,7 +88,7 @@ def load(source: nn.MultiheadAttention, projection: HeadProjection, output: nn.L
 def renamed(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
     """Rename the entries of an `nn.MultiheadAttention` in a state dict to those of `MultiHeadAttention`.
 
-    This function is a hook of `load_state_dict`, so that a checkpoint of a model with `nn.MultiheadAttention` loads
+    This function is a pre-hook of `load_state_dict`, so that a checkpoint of a model with `nn.MultiheadAttention` loads
     after the attention was replaced by `MultiHeadAttention`.
     """
     if f"{prefix}out_proj.weight" not in state:

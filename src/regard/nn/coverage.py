@@ -23,11 +23,11 @@ from regard.nn.protocol import Projected
 
 
 class CoverageAttention(nn.Module):
-    """w · tanh(W s_i + V h_j + u c_ij + b) with the coverage c_i = Σ_{t<i} α_t (See et al. 2017, eq. 11).
+    """Scores w · tanh(W s_i + V h_j + u c_ij + b) with the coverage c_i = Σ_{t<i} α_t (See et al. 2017, eq. 11).
 
-    With a `fertility` N each key may receive a total weight of Φ_j = N · σ(v · h_j): c_i = Σ_{t<i} α_t / Φ (the
-    linguistic coverage of Tu et al. 2016). The loss against attending to a key twice is
-    `regard.nn.losses.coverage_penalty` of the weights.
+    s_i is a query, h_j a position of the memory, α_t the weights of query t. With a `fertility` N each key may receive
+    a total weight of Φ_j = N · σ(v · h_j): c_i = Σ_{t<i} α_t / Φ (the linguistic coverage of Tu et al. 2016). The loss
+    against attending to a key twice is `regard.nn.losses.coverage_penalty` of the weights.
 
     The `state` that `attend` takes and returns is a tuple of one tensor: the coverage c after the last query, (b, k).
 
@@ -83,7 +83,7 @@ class CoverageAttention(nn.Module):
         covered = covered.float() if covered.dtype in HALF else covered  # many small weights are summed: float32
         times = None
         if self.fertile is not None and self.fertility is not None:
-            # A fertility of 0 would make the coverage infinite, so it is at least 10⁻⁴.
+            # A fertility of 0 would make the coverage infinite, so the sigmoid is at least 10⁻⁴.
             times = self.fertility * torch.sigmoid(self.fertile(projected.value).squeeze(-1)).clamp_min(1e-4)
         steps = []
         for single_query in self.query(query).split(1, 1) if query.shape[1] else ():

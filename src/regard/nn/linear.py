@@ -76,7 +76,7 @@ class LinearAttention(nn.Module):
 
     @torch.no_grad()
     def redraw(self, generator: torch.Generator | None = None) -> None:
-        """Resample the random directions, so that training does not adapt to one sample, as the paper recommends."""
+        """Resample the random directions, so that training does not adapt to one sample (Choromanski et al. 2021)."""
         if self.directions is None:
             raise ValueError(f"only PerformerFeatures can be drawn anew, this layer has {type(self.given).__name__}")
         self.directions.copy_(PerformerFeatures(self.directions, self.orthogonal).redraw(generator).projection)

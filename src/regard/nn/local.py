@@ -20,12 +20,12 @@ from regard.nn.protocol import Projected
 class LocalAttention(nn.Module):
     """softmax over the keys within `reach` of a position p_i, with or without exp(−(j − p_i)² / 2σ²), σ = reach / 2.
 
-    kind "predictive" (local-p, Luong et al. 2015, section 3.2): p_i = S · σ(v · tanh(W q_i)) with S the length of the
-    memory, and with the Gaussian, through which p gets its gradient. As in the paper the weights are not renormalised.
-    kind "monotonic" (local-m): p_i = i, without the Gaussian. Time and memory of these two kinds grow with q · reach,
-    whatever the length of the memory. kind "hard": p_i is the key that hard attention over the whole memory samples by
-    the same score (in inference, the key of the largest score), with the Gaussian. `lock` is the estimator of this hard
-    attention, and `Attended.log_prob` the log-probability of the position, for REINFORCE.
+    kind "predictive" (local-p, Luong et al. 2015, section 3.2): p_i = S · sigmoid(v · tanh(W q_i)) with S the length of
+    the memory, and with the Gaussian, through which p gets its gradient. As in the paper the weights are not
+    renormalised. kind "monotonic" (local-m): p_i = i, without the Gaussian. Time and memory of these two kinds grow
+    with q · reach, whatever the length of the memory. kind "hard": p_i is the key that hard attention over the whole
+    memory samples by the same score (in inference, the key of the largest score), with the Gaussian. `lock` is the
+    estimator of this hard attention, and `Attended.log_prob` the log-probability of the position, for REINFORCE.
 
     `score` and `hidden_size` are as for `Attention`. Positions are counted without padding, which may be anywhere. For
     the kind "monotonic" the `state` that `attend` takes and returns is a tuple of one tensor, the position of the next
@@ -67,7 +67,7 @@ class LocalAttention(nn.Module):
             )
 
     def project(self, memory: Float[Tensor, "b k m"], *, mask: Bool[Tensor, "b k"] | None = None) -> Projected:
-        """Return keys and values, reordered so that padding is after all real positions, and the memory's own mask."""
+        """Return keys and values, reordered so that padding is after all real positions, and the unchanged mask."""
         memory = clean_memory(memory, self.memory_size, mask)
         if mask is not None:
             memory = memory.gather(1, _real_first(mask).unsqueeze(-1).expand_as(memory))
@@ -123,7 +123,7 @@ class LocalAttention(nn.Module):
         weights: Request | None = None,
         generator: torch.Generator | None = None,
     ) -> Attended:
-        """Return the output of each query, (b, q, m), and the requested weights, (b, q, k) for all of them."""
+        """Return the output of each query, (b, q, m), and the requested weights, (b, q, k) with `weights=full()`."""
         return self.attend(query, self.project(memory, mask=mask), weights=weights, generator=generator)[0]
 
     def _centre(

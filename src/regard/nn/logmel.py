@@ -14,10 +14,11 @@ _STEP = math.log(6.4) / 27
 
 
 class LogMel(nn.Module):
-    """log₁₀ of the power in mel bands: a tenth of the decibels of librosa's `melspectrogram` with its defaults.
+    """log₁₀ of the power in mel bands, equal to that of librosa's `melspectrogram` for the same rate, bands and frames.
 
-    Frames are `hop` seconds apart, frame n centred at n · hop, under a Hann window of `window` seconds; the transform
-    has the next power of two samples. Bands are triangles of equal area on Slaney's mel scale, up to half the rate.
+    Frames are `hop` seconds apart, frame n centred at n · hop, under a Hann window of `window` seconds; the length of
+    the transform is the window's number of samples, rounded up to a power of two. Bands are triangles of equal area on
+    Slaney's mel scale, up to half the rate.
 
     >>> LogMel(8000, bands=40)(torch.zeros(2, 8000)).shape
     torch.Size([2, 101, 40])
@@ -38,7 +39,7 @@ class LogMel(nn.Module):
         self.register_buffer("shape", torch.hann_window(self.window), persistent=False)
 
     def forward(self, samples: Float[Tensor, "b n"]) -> Float[Tensor, "b t f"]:
-        """Return the features of recordings (b, n): ⌊n / hop⌋ + 1 frames."""
+        """Return the features of recordings of n samples: ⌊n / hop⌋ + 1 frames, hop in samples."""
         spectrum = torch.stft(
             samples, self.size, self.hop, self.window, self.shape, pad_mode="constant", return_complex=True
         )

@@ -20,10 +20,10 @@ _LEAST = 1e-8  # the smallest weight in a logarithm: a gold link of weight 0 add
 def cross_entropy(
     logits: Float[Tensor, "*lead v"], target: Int[Tensor, "*lead"], *, smoothing: float = 0.0, ignore: int = -100
 ) -> Float[Tensor, ""]:
-    """Return −Σ_v t_v ln softmax(logits)_v, the mean over targets that are not `ignore`; t is the smoothed one-hot
-    vector of a target.
+    """Return −Σ_c t_c ln softmax(logits)_c, the mean over targets that are not `ignore`; t is the smoothed one-hot
+    vector of a target, and c a class.
 
-    Label smoothing ε (Szegedy et al. 2016, section 7): t = (1 − ε) · one-hot + ε / v.
+    Label smoothing ε (Szegedy et al. 2016, section 7): t = (1 − ε) · one-hot + ε / v for v classes.
 
     >>> cross_entropy(torch.zeros(3, 4), torch.tensor([0, 1, -100]))  # ln 4
     tensor(1.3863)
@@ -78,8 +78,8 @@ def weight_penalty(
 ) -> Float[Tensor, ""]:
     """Return −β ln p(α|x) Σ_j α_ij², the mean over queries; without `log_prob`, β Σ_j α_ij².
 
-    Weights are real, so |α²| in place of α² is the same penalty. `log_prob` may be that of hard choices
-    (`Attended.log_prob`) or of the model's outputs: rows with a low probability get a larger penalty for sharp weights.
+    `log_prob` is ln p(α|x), of hard choices (`Attended.log_prob`) or of the model's outputs: rows with a low
+    probability get a larger penalty for sharp weights.
 
     >>> weight_penalty(torch.tensor([[0.5, 0.5]]), torch.tensor([-2.0]), beta=0.1)
     tensor(0.1000)

@@ -17,7 +17,7 @@ from regard.nn.alignment_steps import blank, check_query, clean_memory, score_ve
 from regard.nn.argument_checks import check_sizes
 from regard.nn.protocol import Projected
 
-HIDDEN_NUMBERS = 2**24  # the largest number of entries of tanh(W s_i + V h_j) that are in memory at a time
+HIDDEN_NUMBERS = 2**24  # the largest number of entries of the tanh layer (b, q, k, hidden) in memory at a time
 
 
 class MonotonicAttention(nn.Module):
@@ -119,7 +119,7 @@ class MonotonicAttention(nn.Module):
         mask: Bool[Tensor, "b k"] | None,
         generator: torch.Generator | None,
     ) -> Float[Tensor, "b k"]:
-        """Return the alignment after the next query; padding is skipped."""
+        """Return the weights of the next query, given those of the previous query (`last`); padding is skipped."""
         if self.training:
             if self.noise > 0:
                 noise = torch.randn(energy.shape, dtype=energy.dtype, device=energy.device, generator=generator)
@@ -193,7 +193,7 @@ class _Recurrence(torch.autograd.Function):
 
 
 def _scan(carry: Tensor, add: Tensor) -> Tensor:
-    """Compute the recurrence as a scan (Hillis & Steele 1986): each round doubles the number of summed positions."""
+    """Return r_j = carry_j r_{j−1} + add_j by a scan (Hillis & Steele 1986): each round doubles the summed range."""
     length, distance = add.shape[-1], 1
     while distance < length:
         add = torch.cat([add[..., :distance], add[..., distance:] + carry[..., distance:] * add[..., :-distance]], -1)

@@ -31,8 +31,8 @@ class MultiHeadAttention(nn.Module):
     or RelativePositions. `key_size` and `value_size` are the sizes of the key and value inputs: `size` and `key_size`
     unless given. A `KeyValueCache` stores earlier keys and values: positions, causal masks and windows then count from
     its length. A cache given with `key` is filled at the first call and read-only after it. Hard attention samples in
-    training. `load_state_dict` accepts the parameter names of `nn.MultiheadAttention` too; `from_torch` copies an
-    `nn.MultiheadAttention`.
+    training, and if a generator is given. `load_state_dict` accepts the parameter names of `nn.MultiheadAttention` too;
+    `from_torch` copies an `nn.MultiheadAttention`.
 
     >>> layer = MultiHeadAttention(8, heads=2)
     >>> out = layer(torch.randn(3, 5, 8))
@@ -81,7 +81,7 @@ class MultiHeadAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise the output projection by Xavier uniform, like the input projection; biases are 0."""
+        """Initialise the output projection by Xavier uniform, and its bias by zeros."""
         nn.init.xavier_uniform_(self.output.weight)
         if self.output.bias is not None:
             nn.init.zeros_(self.output.bias)
@@ -151,7 +151,7 @@ class MultiHeadAttention(nn.Module):
         generator: torch.Generator | None = None,
         **unknown: Unknown,
     ) -> Attended:
-        """Return the output of each query, (b, q, size), and the requested weights, (b, h, q, k) for all of them.
+        """Return the output of each query, (b, q, size), and the requested weights, (b, h, q, k) with `weights=full()`.
 
         `mask` and `bias` are `Mask` and `Bias` objects, or tensors that broadcast to the scores (b, h, q, k); True =
         may attend. With a cache, k counts all keys so far: the layer shifts `Mask` and `Bias` objects by the cache's

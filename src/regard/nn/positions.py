@@ -15,7 +15,7 @@ Offset = int | Tensor  # the position of the first vector: a number, or a tensor
 
 
 def _steps(count: int, offset: Offset, device: torch.device) -> Tensor:
-    """Return offset, offset + 1, … in float64: angles of large positions would lose digits in float32."""
+    """Return offset, offset + 1, … in float64, as float32 angles of large positions lose digits; on MPS in float32."""
     dtype = torch.float32 if device.type == "mps" else torch.float64
     return torch.arange(count, device=device, dtype=dtype) + offset
 

@@ -54,8 +54,8 @@ class OwnedScore(nn.Module):
     """A module that holds the learned tensors of a score as parameters: `forward` returns the `Score` object.
 
     The name of a score creates a score for vectors of `size`; if the score has a weight, each of `heads` has its own. A
-    `Score` object or a function given by the caller is used unchanged; the tensor that a `Score` object holds becomes a
-    parameter of this module.
+    `Score` object or a function given by the caller is used unchanged; if a `Score` object holds an `nn.Parameter`, it
+    becomes a parameter of this module, and any other tensor a buffer.
     """
 
     def __init__(self, score: str | AnyScore, size: int, heads: int | None = None) -> None:
@@ -110,8 +110,7 @@ class HeadProjection(nn.Module):
     """The projections to queries, keys and values of all heads, by as few matrix products as possible.
 
     One weight matrix holds the rows for queries, keys and values: self-attention needs one matrix product,
-    cross-attention two. Inputs of different sizes have separate weights. x W + b is reshaped to (b, heads, n, head
-    size).
+    cross-attention two. Inputs of different sizes have separate weights. Results are (batch, heads, length, head size).
     """
 
     def __init__(
@@ -181,7 +180,7 @@ class HeadProjection(nn.Module):
         return tuple([part.transpose(1, 2) for part in parts])
 
     def _of_itself(self, x: Tensor) -> Tensor:
-        """Return queries, keys and values of all heads, (b, n, heads · e)."""
+        """Return queries, keys and values of all heads, concatenated along the last axis."""
         weight, bias = own(self, "weight"), own(self, "bias")
         if weight is None:
             raise ValueError(
@@ -224,8 +223,8 @@ class HeadProjection(nn.Module):
         return self._split(keys), self._split(values)
 
     def _query_and_memory(self) -> tuple[tuple[Tensor, Tensor | None], tuple[Tensor | None, Tensor | None]]:
-        """Return weight and bias of the queries, and of keys and values together (None if keys and values have two
-        different inputs)."""
+        """Return weight and bias of the queries, and of keys and values together; this second weight is None if keys
+        and values have separate weights."""
         rows, kv_rows, _ = self.rows
         bias, both_bias = (None, None) if self.bias is None else self.bias.split([rows, 2 * kv_rows])
         if self.weight is not None:  # a single split, so that the backward pass is one concatenation

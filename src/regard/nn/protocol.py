@@ -28,8 +28,8 @@ class Projected(NamedTuple):
 class Attends(Protocol):
     """An attention layer that a decoder can use.
 
-    `state` holds the tensors of earlier queries on which the next query depends (the last weights, a coverage, a
-    position), as a tuple, batch first. It is None at the first query, and always None for a layer without such a
+    `state` holds what the next query needs from earlier queries (the last weights, a coverage, a position): a tensor or
+    a tuple of tensors, batch first. It is None at the first query, and always None for a layer without such a
     dependence.
     """
 

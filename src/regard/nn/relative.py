@@ -47,7 +47,7 @@ class RelativePositions(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise by Xavier uniform, as the projections."""
+        """Initialise both tables by Xavier uniform."""
         nn.init.xavier_uniform_(self.key_table)
         nn.init.xavier_uniform_(self.value_table)
 
@@ -144,7 +144,7 @@ def _visible(problem: Problem, size: int) -> list[tuple[Stretch, Stretch]]:
 
 
 def _block(tables: Tables, rows: Stretch, columns: Stretch) -> Part:
-    """Compute softmax(q (k + a)) (v + c) for some of the queries."""
+    """Compute attention for the queries `rows` over the keys `columns`, with relative positions of keys and values."""
     problem = tables.problem
     query = take(problem.query, -2, rows).to(problem.dtype)
     key, value = (problem.repeat(take(t, -2, columns).to(problem.dtype)) for t in (problem.key, problem.value))
@@ -180,7 +180,7 @@ def _requested(weights: Tensor, problem: Problem, rows: Stretch) -> Tensor | Top
 
 
 def _joined(parts: list[Part], request: Request | None) -> Part:
-    """Concatenate blocks of queries."""
+    """Combine the results of blocks of queries: `Received` and `Rows` weights are added, all else is concatenated."""
     outputs, requested, log_probs = zip(*parts, strict=True)
     seen: Tensor | Top | None = None
     if isinstance(requested[0], Top):
@@ -207,7 +207,9 @@ def _distance(rows: Stretch, columns: Stretch, offset: int | Tensor, device: tor
 
 
 class _Spread(torch.autograd.Function):
-    """Expand (…, q, 2R + 1), a number for each distance, to (…, q, k): entry clip(j − i) of row i at key j.
+    """Expand (…, q, 2R + 1), a number for each distance up to the reach R, to (…, q, k).
+
+    Row i has at key j the number of the distance j − i, clipped to ±R.
 
     The gradient of `_Spread` is computed by `_Summed`, and the gradient of `_Summed` by `_Spread`. torch's own gradient
     of `gather` would add the many keys beyond distance R one by one, in no fixed order on a GPU.
@@ -227,7 +229,7 @@ class _Spread(torch.autograd.Function):
 
 
 class _Summed(torch.autograd.Function):
-    """Sum (…, q, k) by the clipped distance of keys, to (…, q, 2R + 1)."""
+    """Sum (…, q, k) over keys of equal distance, clipped to the reach ±R: the result is (…, q, 2R + 1)."""
 
     @staticmethod
     def forward(ctx: Any, numbers: Tensor, distance: Tensor, reach: int) -> Tensor:
@@ -236,7 +238,7 @@ class _Summed(torch.autograd.Function):
         keys = numbers.shape[-1]
         if keys == 0:
             return numbers.new_zeros((*numbers.shape[:-1], 2 * reach + 1))
-        # For each query, a distance within ±R occurs at one key; the keys beyond R on each side are summed.
+        # For each query, a distance between −R and R occurs at one key at most; the keys at R or beyond it are summed.
         near = torch.arange(1 - reach, reach, device=distance.device) - distance[:, :1]
         inside = (near >= 0) & (near < keys)
         near = near.clamp(0, keys - 1).expand(*numbers.shape[:-1], near.shape[-1])

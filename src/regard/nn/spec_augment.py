@@ -9,8 +9,9 @@ class SpecAugment(nn.Module):
     """Random masks on bands of features and spans of frames (Park et al. 2019, section 2), different for each
     recording.
 
-    `bands` masks of up to `band_width` neighbouring features, and `spans` masks of up to `span_width` frames, but
-    never more than `share` of the recording. Masked entries become `fill`. In evaluation nothing is masked.
+    There are `bands` masks of up to `band_width` neighbouring features, and `spans` masks of up to `span_width` frames,
+    each of at most the fraction `share` of a recording's frames. Masked entries become `fill`. In evaluation nothing is
+    masked.
 
     >>> layer = SpecAugment(bands=1, band_width=2, spans=0)
     >>> bool((layer(torch.ones(1, 9, 8)) == 0).any(1).sum() <= 2)
@@ -55,7 +56,7 @@ class SpecAugment(nn.Module):
 def _masked(sizes: Tensor, count: int, width: int, share: float, total: int) -> Tensor:
     """Return which positions are masked, (b, total): `count` spans of 0 to `width` within the first `sizes` positions.
 
-    The computation needs no device synchronisation.
+    A span has at most the fraction `share` of these positions. The computation needs no device synchronisation.
     """
     uniform = torch.rand(2, len(sizes), count, device=sizes.device)
     most = (sizes * share).clamp_max(width).unsqueeze(1)

@@ -30,7 +30,7 @@ Normalization = Callable[[int], nn.Module]
 
 
 def unnormalized(size: int) -> nn.Module:
-    """Return x unchanged: no normalisation, for vectors of any size."""
+    """Return a module that returns its input unchanged, for a Transformer layer without normalisation."""
     return nn.Identity()
 
 
@@ -69,8 +69,8 @@ class _Residual(nn.Module):
     def leave(self, x: Tensor, added: Tensor) -> Tensor:
         """Return the residual sum x + part, normalised if the norm comes after the sum ("post").
 
-        Under autocast a normalisation returns float32. Its input and the next layer are in the narrow dtype, so its
-        output is cast to that dtype, which halves the memory. A sum without normalisation is not cast.
+        Under autocast a normalisation returns float32. Its output is cast to the dtype of `added`, which halves the
+        memory. A sum without normalisation is not cast.
         """
         dtype = added.dtype
         if self.dropout > 0.0 and self.training:
@@ -250,8 +250,7 @@ class TransformerDecoderLayer(nn.Module):
 
 
 def _specified(**options: Any) -> dict[str, Any]:
-    """Return the keyword arguments that are not None, so that an attention layer without one of them need not accept
-    it."""
+    """Return the keyword arguments that are not None, so that an attention layer need not accept an unused argument."""
     return {name: value for name, value in options.items() if value is not None}
 
 

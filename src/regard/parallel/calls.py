@@ -168,7 +168,7 @@ def _checked_bias(bias: Bias | Tensor, problem: Problem, whole: tuple[int, ...])
 
 
 def _description(where: Layout, problem: Problem, mask: Mask | None) -> dict[str, str]:
-    """Return a text of all arguments that must be equal on all processes, for an error message."""
+    """Return what must be equal on all processes, as text by name, to be compared and to name a difference."""
     return {
         "the number of processes": str(where.size),
         "balanced": str(where.balanced),

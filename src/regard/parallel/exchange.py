@@ -94,9 +94,9 @@ def packed(tensors: Sequence[Tensor], stretches: Sequence[Stretch]) -> Tensor | 
 
 
 def room(tensors: Sequence[Tensor], stretches: Sequence[Stretch]) -> Tensor | None:
-    """Allocate a flat tensor to receive what another process sends by `packed`, with the given ranges.
+    """Return an empty flat tensor to receive what another process sends by `packed`; None if it sends nothing.
 
-    The tensors of the other process have the shapes of `tensors`.
+    The other process sends the ranges `stretches` of tensors with the shapes of `tensors`.
     """
     length = sum(len(s) for s in stretches)
     numbers = sum(t.numel() // max(1, t.shape[-2]) for t in tensors) * length

@@ -1,4 +1,5 @@
-"""The exchange schedule: which keys each process needs from every other process. The mask alone determines it."""
+"""The exchange schedule: which keys each process needs from every other process. The mask, the lengths and the layout
+determine it."""
 
 from dataclasses import dataclass
 
@@ -94,8 +95,8 @@ def _bounds(mask: Mask | None, queries: int, keys: int) -> tuple[int | None, int
 
 
 def _seen(rows: Stretch, columns: Stretch, low: int | None, high: int | None, length: int) -> Stretch | None:
-    """Return the range of keys in one chunk that the mask's band and length allow for the queries of another chunk;
-    None if empty."""
+    """Return the range of keys in the chunk `columns` that the mask's band and length allow for the chunk of queries
+    `rows`; None if empty."""
     start = columns.start if low is None else max(columns.start, rows.start + low)
     stop = min(columns.stop, length) if high is None else min(columns.stop, length, rows.stop + high)
     return Stretch(start, stop) if start < stop else None

@@ -240,7 +240,7 @@ def _add_live(app: "FastAPI", runs: list[Translates | Asks]) -> None:
     toys: list[Translates] = []
 
     def available() -> list[Translates | None]:
-        """Return the translator of each run; toy translators are added if no run translates."""
+        """Return the translator of each run, None for a run without one; add toy translators if no run has one."""
         offered = translators(runs)
         if not any(offered) and not toys:  # with toy translators, the translation page works before any run is trained
             from regard.studio import toy_translator

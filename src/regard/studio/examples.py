@@ -25,8 +25,8 @@ from regard.studio.limits import RefusedError, within
 class Answering:
     """A model of one attention call, which predicts one probability for each query.
 
-    p_i = σ(⟨readout_i, Σ_j a_ij x_j⟩ − threshold), where a are the weights of query i over the inputs x, and the dot
-    product is the mean over the heads.
+    p_i = σ(⟨readout_i, Σ_j a_ij x_j⟩ − threshold), where a_ij is the weight of query i on input x_j, σ the logistic
+    function, and the dot product is averaged over the heads.
     """
 
     inputs: Float[Tensor, "k d"]
@@ -68,7 +68,7 @@ class Example:
 
     @functools.cached_property
     def shown(self) -> Trace:
-        """Return the trace; its additional records are the attention rollouts, one for each stack of layers."""
+        """Return the trace with the attention rollout of each stack of layers as an additional record."""
         return Trace(self.trace.title, with_rollouts(self.trace.records), self.trace.dropped, parts=self.trace.parts)
 
     def faithfulness(self, record: int, head: int, row: int) -> Faithfulness:

@@ -89,7 +89,7 @@ def tile(record: Record, head: int, row: int, column: int, rows: int, columns: i
 
 
 def thumbnail(record: Record, head: int, batch: int = 0) -> Grid:
-    """Return an attention map as at most 32 × 32 cells, each with its largest weight: a mean would hide a single one.
+    """Return an attention map as at most 32 × 32 cells, each with its largest weight, which a mean would hide.
 
     For a large map only one row of each block is computed, so that the thumbnails of all heads appear fast.
     """

@@ -94,7 +94,7 @@ class Curves:
         return rest
 
     def _start_over_if_changed(self, file: Any) -> None:
-        """Read metrics.jsonl from its beginning again if it was truncated, as a resumed run does."""
+        """Start again at the beginning of metrics.jsonl if the file was rewritten, as by a run that is resumed."""
         file.seek(self.offset - len(self.seen))
         if file.read(len(self.seen)) != self.seen:
             self.offset, self.seen = 0, b""

@@ -55,7 +55,7 @@ class Sentence(BaseModel):
 
 
 def answer(question: Question) -> dict[str, object]:
-    """Return the scores (h, q, k), weights (h, q, k) and output (h, q, e) of attention, and the call as a program."""
+    """Return the scores, weights and output of each head, the mask, and the call as a Python program, for JSON."""
     import torch
 
     from regard.core.attention import attention, explain
@@ -137,7 +137,7 @@ def _check(question: Question, values: list[list[float]]) -> int:
 
 
 def _split(vectors: list[list[float]], heads: int) -> "Tensor":
-    """Return n vectors of size d as a tensor (h, n, d / h): each head has its own part of every vector."""
+    """Return the vectors as a tensor (heads, vectors, size / heads): each head has its own part of every vector."""
     import torch
 
     tensor = torch.tensor(vectors)

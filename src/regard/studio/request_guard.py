@@ -89,7 +89,7 @@ class Guard:
         return await self.pass_on(scope, receive, send)
 
     def refusal(self, scope: MutableMapping[str, Any]) -> tuple[int, str] | None:
-        """Return status and reason why this request is rejected, or None."""
+        """Return the HTTP status and the reason if this request is rejected, else None."""
         host, *more = values(scope, b"host") or [""]
         if more or not self.is_mine(host):
             return 421, f"the Host must be one of {', '.join(sorted(self.hosts))}, got {host[:80]!r}"

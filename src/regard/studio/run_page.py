@@ -19,7 +19,7 @@ _LARGEST = 4 * 1024 * 1024  # largest size of a result.json in bytes
 
 
 def summary(run: Any) -> dict[str, Any]:
-    """Return the entry of a run for the list of runs: its name, its task, its inputs, and what it can do."""
+    """Return the entry of a run for the list of runs: its name, task, inputs and example, and if it can predict."""
     task: Task = run.task
     result = _result(_path(run))
     return {
@@ -53,7 +53,7 @@ def details(run: "LiveRun") -> dict[str, Any]:
 
 
 def example(task: "Task", result: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return the example input of a run, if its result has one: text by the names of the task's inputs."""
+    """Return the texts and scenes of a run's example by the names of the inputs; None if the result has none."""
     from regard.tasks.example_files import example_parts
 
     parts = example_parts(task.inputs, result.get("example"))
@@ -126,7 +126,7 @@ def _weights(run: "LiveRun") -> str | None:
 
 
 def _result(path: Path | None) -> dict[str, Any]:
-    """Return the result of a run; an empty dict while the run trains."""
+    """Return the result of a run; an empty dict if there is none, as while the run trains, or it is unreadable."""
     if path is None:
         return {}
     try:
@@ -176,7 +176,7 @@ def _figures(task: "Task", result: Mapping[str, Any]) -> Iterator[dict[str, Any]
 
 
 def _seconds_since_change(path: Path | None) -> float | None:
-    """Return the time in seconds since metrics were last written."""
+    """Return the time in seconds since metrics.jsonl was last written; None if the file does not exist."""
     try:
         return None if path is None else max(0.0, round(time.time() - (path / "metrics.jsonl").stat().st_mtime, 1))
     except OSError:

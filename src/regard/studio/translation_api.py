@@ -32,7 +32,7 @@ class Scores(Protocol):
     """The interface of a run that can be evaluated without some source tokens, to measure faithfulness."""
 
     def score(self, text: str, target: Sequence[str], place: int, kept: "Tensor") -> "Tensor":
-        """Return p(target[place] | target[:place]) for each row of `kept` (n, k), True where a source token is kept."""
+        """Return p(target[place] | target[:place]) for each row of `kept`, which is True at the source tokens kept."""
 
 
 class Ask(BaseModel):

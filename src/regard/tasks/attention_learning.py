@@ -133,9 +133,9 @@ def _reinforced(outcome: Outcome, baseline: MovingBaseline, settings: LearningSe
     The reward includes −ln p of the sample, multiplied by `entropy_weight`: the mean of −ln p over samples is the
     entropy of the attention weights.
 
-    A query with soft attention (`expected`) has a log-probability of 0, so it has no gradient in this loss. The reward
-    of such a query does not enter the baseline (in Xu et al. 2015 it does): soft attention gets higher rewards than
-    sampled attention, so that most samples would have rewards below the mean of both.
+    A query with soft attention (setting `expected`) has a log-probability of 0, so it has no gradient in this loss. The
+    reward of such a query does not enter the baseline (in Xu et al. 2015 it does): soft attention gets higher rewards
+    than sampled attention, so most samples would have rewards below a mean over both kinds of queries.
     """
     assert outcome.log_prob is not None
     assert outcome.reward is not None

@@ -207,7 +207,7 @@ def _wrapped(part: str, names: list[str], margin: int, wide: int = 76) -> Iterat
 def _complaint(error: Mapping[str, Any], known: Mapping[str, Setting]) -> str:
     """Return the message for a pydantic error: it names the setting, its expected value, and the given value."""
     path = [str(part) for part in error["loc"]]
-    if error["type"] == "value_error":  # the error message of a validator of ours already names the settings
+    if error["type"] == "value_error":  # raised by a validator in `regard`, whose message already names the settings
         return _expected(error, None)
     # pydantic appends list indices to the name of a setting; they are removed
     while len(path) > 1 and ".".join(path) not in known:

@@ -16,7 +16,7 @@ def deletion(answers: Iterable[tuple[Tensor, Score]], *, seed: int = 1) -> dict[
 
     Each answer is given as a pair of its attention weights (k,) and its score function (see `Score`); the result is the
     mean over the answers. For faithful weights, "attended" is much larger than "random". An answer with fewer than two
-    keys is skipped.
+    keys is skipped; if all are, the result is empty.
 
     >>> deletion([(torch.tensor([0.2, 0.8]), lambda mask: mask[:, 1].float() - 1)])
     {'attended': 1.0, 'random': 0.0}

@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # imported only for type checking, because the studio imports
 
 @dataclass(frozen=True)
 class Alternative:
-    """An alternative to the token at one position of a translation, and the alternative's probability."""
+    """One of the most likely tokens at one position of a translation, and its probability."""
 
     token: str
     probability: float
@@ -20,7 +20,10 @@ class Alternative:
 
 @dataclass(frozen=True, eq=False)
 class Hypothesis:
-    """The t tokens of a translation, their log-probability, attention weights (t, k), and alternative tokens."""
+    """A translation: its tokens, their total log-probability, attention weights (target tokens, source tokens).
+
+    `alternatives` holds the most likely tokens at each position.
+    """
 
     tokens: tuple[str, ...]
     log_prob: float

@@ -29,7 +29,7 @@ def cosine(watch: str, steps: int, learning_rate: float, *, weight_decay: float 
 def presets(makers: dict[str, Callable[[], Any]], times: dict[str, str]) -> dict[str, Preset]:
     """Return the presets by name; `makers` are the functions that return their configurations.
 
-    The docstring of a function in `makers` is the description of its preset; `times` gives training times on two CPU
-    cores.
+    The docstring of a function in `makers` is the description of its preset; `times` gives training times, on two CPU
+    cores unless they mention a GPU.
     """
     return {name: Preset(make.__doc__ or "", make, times.get(name, "")) for name, make in makers.items()}

@@ -22,7 +22,10 @@ class InputError(ValueError):
 
 @dataclass(frozen=True)
 class Preset:
-    """A named configuration: its purpose, its duration on two CPU cores, and the function that returns it."""
+    """A named configuration: its purpose, the function that returns it, and its training time.
+
+    `time` is measured on two CPU cores, unless it mentions a GPU.
+    """
 
     about: str
     make: Callable[[], TaskConfig]
@@ -31,7 +34,7 @@ class Preset:
 
 @dataclass(frozen=True)
 class Figure:
-    """A metric in `result.json`: its key, its displayed name, its unit, and whether higher or lower is better."""
+    """A metric in `result.json`: key, displayed name, whether it is shown in percent, and which values are better."""
 
     name: str
     label: str
@@ -125,11 +128,12 @@ class Material:
 class Outcome:
     """The result of a network on a batch: the summed loss `total`, and the inputs of attention penalties and REINFORCE.
 
-    `count` is the number of terms that `total` sums. `weights` are the attention weights (…, q, k), and `mask` selects
-    the weights that a penalty uses. With hard attention, `log_prob` holds the log-probability of each sampled choice of
-    a key, and `reward` the reward of the resulting answer, both (n,) or (b, t). `choices` selects the samples that
-    enter the REINFORCE loss (None: all). `kinds` holds an integer for each sample, such as the number of the sampled
-    word, if REINFORCE has a separate baseline for each of these integers.
+    `count` is the number of terms that `total` sums. `weights` are the attention weights (…, queries, keys), and `mask`
+    selects the weights that a penalty uses. With hard attention, `log_prob` holds the log-probability of each sampled
+    choice of a key, and `reward` the reward of the resulting answer; both have one entry for each example, (n,), or for
+    each token of a batch of texts, (b, t). `choices` selects the samples that enter the REINFORCE loss (None: all).
+    `kinds` holds an integer for each sample, such as the number of the target word, if REINFORCE has a separate
+    baseline for each of these integers.
     """
 
     total: Tensor
@@ -163,7 +167,8 @@ class Task:
     - `network(config, codec)` returns the untrained model.
     - `encode(codec, example, config)` returns an example as an encoded record; `sizes(record)` returns the lengths of
       the record's padded fields.
-    - `collate(records, config, grid=, rows=)` returns records as a batch, which has a method `to(device)`.
+    - `collate(records, config, grid=, rows=)` returns records as a batch, which has a method `to(device)`; `grid` and
+      `rows` pad the batch as in `regard.data.record_batches.padded`.
     - `outcome(network, batch, config, attention)` returns the loss of a batch as an `Outcome`; if `attention` is true,
       the `Outcome` also holds the attention weights and the samples of hard attention.
     - `predictor(network, codec, config)` returns a `Predictor` with this network.

@@ -227,12 +227,12 @@ def _renewed(task: Task, stored: dict[str, Any]) -> dict[str, Any]:
     """Return a stored configuration in the current format, with defaults for missing settings."""
     try:
         return recorded(task, task.config.model_validate(stored))
-    except ValueError:  # the configuration of another task, or one edited by hand: it is compared unchanged
+    except ValueError:  # `stored` is of another task or was edited by hand: it is returned unchanged
         return stored
 
 
 def facts(config: TaskConfig, material: Material, network: nn.Module, fitted: Fitted, seconds: float) -> dict[str, Any]:
-    """Return the entries of `result.json` that describe the run: its duration, versions, device and seed."""
+    """Return the entries of `result.json` that describe the run, such as its duration, versions, device and seed."""
     return {
         "task": config.task,
         "data": material.about,

@@ -47,7 +47,10 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def _about(path: Path, error: OSError) -> OSError:
-    """Return a copy of `error` that names `path`, the requested file, instead of the temporary file."""
+    """Return a copy of `error` that names `path`, the requested file, instead of the temporary file.
+
+    An error without an errno is returned unchanged.
+    """
     return OSError(error.errno, error.strerror, str(path)) if error.errno else error
 
 

@@ -37,7 +37,7 @@ class Checkpoint:
     step: int
 
     def model(self) -> tuple[Mapping[str, Tensor], dict[str, str]]:
-        """Return the trained weights, and for each additional name of a shared tensor the name that stores it."""
+        """Return the trained weights, and for each further name of a shared tensor the name it is stored under."""
         return self._tensors("model")
 
     def optimizer(self) -> Mapping[str, Tensor]:
@@ -188,7 +188,7 @@ class Checkpoints:
     def newest(
         self, say: Callable[[str], None], usable: Callable[[Checkpoint], None] = lambda _: None
     ) -> Checkpoint | None:
-        """Return the newest valid checkpoint; `say` receives a message for each invalid one that is skipped.
+        """Return the newest valid checkpoint, or None; `say` receives a message for each one that is skipped.
 
         `usable` raises `CheckpointError` for a valid checkpoint from which training cannot resume.
         """

@@ -1,4 +1,4 @@
-"""Checkpointing of a run: saves and restores all training state, and at the end the final weights."""
+"""Checkpointing of a run: saves and restores all training state, and loads the final weights when training ends."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass

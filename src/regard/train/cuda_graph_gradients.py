@@ -25,7 +25,7 @@ Shapes = tuple[tuple[str, torch.Size, torch.dtype], ...]
 
 
 class Captured:
-    """Adds a batch's gradients to the parameters as `differentiated` does; a repeated shape replays its CUDA graph.
+    """Adds a batch's gradients to the parameters' `grad` as `differentiated` does; repeated shapes replay a CUDA graph.
 
     A batch is a dataclass of tensors, and batches should come in few shapes. The loss must not synchronise with the
     device, and its count must be a tensor on the device. If the loss synchronises, a warning is logged once, and from
@@ -92,7 +92,7 @@ class Captured:
             return self._plain(batch)
         # true if this batch gave gradients to the same parameters as the first batch
         if self._gradients().keys() == self._places.keys():
-            # a graph has its own memory pool and cannot use the blocks of memory that PyTorch has cached
+            # the graphs have a memory pool of their own and cannot use the blocks of memory that PyTorch has cached
             torch.cuda.empty_cache()
             with cuda_graphs.recorded():
                 graph, outputs = cuda_graphs.capture(lambda: self._plain(held), self._device, pool=self._pool)

@@ -19,7 +19,7 @@ def fingerprint(path: Path) -> dict[str, Any]:
 
 
 def changes(recorded: Iterable[dict[str, Any]], paths: Sequence[Path]) -> list[str]:
-    """Return a sentence for each data file that differs from its recorded fingerprint; empty if none differs.
+    """Return a sentence for each data file added, removed or changed since the fingerprints `recorded`; empty if none.
 
     A file of the same size and modification time counts as unchanged. If only the modification time differs, the
     SHA-256 of the file decides.

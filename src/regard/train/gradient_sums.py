@@ -1,4 +1,4 @@
-"""Gradients summed over all workers: by DDP during the backward pass, by FSDP2 in shards, or all at once after it."""
+"""Gradients summed over all workers: during the backward pass by DDP or FSDP2 (in shards), or all at once after it."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
@@ -85,7 +85,10 @@ class GradientSums:
             self._average_buffers()
 
     def _can_overlap(self) -> bool:
-        """Return whether DDP can sum some gradients while others are still computed: if they need several messages."""
+        """Return whether DDP can sum some gradients while others are still computed.
+
+        It can if the gradients need several messages and are not computed by CUDA graphs.
+        """
         gradients = [p.grad for p in self._step.parameters() if p.grad is not None]
         return self._captured is None and sum(gradient.nbytes for gradient in gradients) > BUCKET
 

@@ -32,7 +32,7 @@ class Interrupted(Stopped):
 
 
 class Diverged(Stopped):
-    """Raised if the loss or the gradient is NaN or infinite, before the update, or a weight is, before validation."""
+    """Raised before an update if the loss or gradient is NaN or infinite, and before validation if a weight is."""
 
 
 class OutOfMemory(Stopped):
@@ -57,9 +57,9 @@ class Signals:
     """Handles Ctrl-C and SIGTERM; a second Ctrl-C ends the process with KeyboardInterrupt.
 
     A training step is short, and a signal never interrupts it. A validation may be long and has no side effects, so
-    that the loop runs it inside `breakable`, which a signal interrupts at once. With several workers (`shared`), a
-    signal interrupts nothing, because all workers must stop at the same step. With several workers, a second Ctrl-C
-    does not end the process either, because the terminal and torchrun may each send a SIGINT for a single Ctrl-C.
+    the loop runs it inside `breakable`, which a signal interrupts at once. With several workers (`shared`), a signal
+    interrupts nothing, because all workers must stop at the same step. With several workers, a second Ctrl-C does not
+    end the process either, because the terminal and torchrun may each send a SIGINT for a single Ctrl-C.
     """
 
     def __init__(self, *, shared: bool = False) -> None:

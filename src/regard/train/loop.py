@@ -44,7 +44,8 @@ class Fitted:
     best_step: int | None
     figures: dict[str, float]  # validation metrics of the final weights; empty if these weights were not validated
     weights: str  # which weights are final: "last", "best", "average" or "best average"
-    # Bytes of parameters, gradients, optimiser state and peak memory; each is the largest number of any worker.
+    # Bytes of parameters, gradients, optimiser state and peak memory, each the maximum over workers; empty without a
+    # process group.
     memory: dict[str, int] = field(default_factory=dict)
 
 
@@ -71,8 +72,8 @@ def fit(
     with the number of updates so far: it can change a weight of the loss during training, for example.
 
     With several `workers`, each worker calls `fit` with its share of the same batches; totals, counts and gradients are
-    summed over the workers, and the first worker writes the run. `layers(model)` returns the modules that a sharded
-    model gathers one by one.
+    summed over the workers, and the first worker writes the run. `layers(model)` returns the modules of a sharded model
+    whose parameters are gathered one module at a time.
 
     An interrupted run resumes with the same results; on the CPU they are the same bit for bit. `Interrupted`,
     `Diverged` and `OutOfMemory` end training early; each of these exceptions has the path of a checkpoint from which
@@ -335,7 +336,7 @@ class _Loop:
         return self.shared_signal if self.workers.size > 1 else self.signals.received
 
     def _validate(self) -> bool:
-        """Validate the weights, and return whether they are the best so far; False if a signal interrupts it."""
+        """Validate the weights, and return whether they are the best so far; False if validation is interrupted."""
         state, settings = self.state, self.settings
         self._check_weights()
         figures = self._figures()

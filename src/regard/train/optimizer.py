@@ -63,7 +63,9 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: 
 
 
 def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """Return the bytes of parameters, gradients and optimiser state on this worker; only its shard of sharded tensors.
+    """Return the bytes of parameters, gradients and optimiser state on this worker.
+
+    Of a sharded tensor only the shard of this worker is counted.
 
     >>> model = nn.Linear(3, 5)
     >>> state_bytes(model, torch.optim.AdamW(model.parameters()))

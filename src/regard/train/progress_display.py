@@ -12,7 +12,7 @@ from rich.progress import Progress as RichProgress
 
 _KNOWN_STEPS = 20  # the duration of a run is estimated after this many steps, or after `_KNOWN_SECONDS` seconds
 _KNOWN_SECONDS = 3.0
-_LONG = 1200.0  # if a run takes more seconds than this, a faster alternative is suggested
+_LONG = 1200.0  # in seconds; if a run is expected to take longer, a faster alternative is suggested
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Forecast:
 
 
 class Lines:
-    """A progress display for logs and pipes: it prints a line whenever metrics are logged or validated.
+    """A progress display for logs and pipes: it prints a line when metrics are logged and after a validation.
 
     After the first steps, the expected duration of the run is also printed.
     """

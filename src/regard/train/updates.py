@@ -45,7 +45,7 @@ class Gradients:
 def differentiated(
     loss: LossFunction, model: nn.Module, batch: Any, precision: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return a batch's total loss and number of summands, on the device, and add its gradients to `grad`."""
+    """Return a batch's total loss and number of summands, on the device; add its gradients to parameters' `grad`."""
     with torch.autocast(device.type, precision, enabled=precision != torch.float32):
         result = loss(model, batch)
     if result.total.ndim:
@@ -63,11 +63,11 @@ def gather(
 ) -> Gradients | None:
     """Run the backward passes of an update, and return total loss, count and gradient norm; None without batches.
 
-    `differentiate(batches)` adds the gradients of each batch's total to the parameters, and yields its total and count.
-    The gradients are those of Σ total; `settle` divides them by Σ count. The result is therefore independent of how
-    tokens are divided into batches, and batches among workers. `reduce` sums total and count over the workers, and may
-    append further numbers. All numbers that the caller needs are copied from the device at once, because each copy
-    waits for the device.
+    `differentiate(batches)` adds the gradients of each batch's total to the parameters' `grad`, and yields the batch's
+    total and count. The gradients are those of Σ total; `settle` divides them by Σ count. The result is therefore
+    independent of how tokens are divided into batches, and batches among workers. `reduce` sums total and count over
+    the workers, and may append further numbers. All numbers that the caller needs are copied from the device at once,
+    because each copy waits for the device.
     """
     sums = list(differentiate(batches))
     if not sums:

@@ -1,4 +1,4 @@
-"""`regard.attention` compared with eager and compiled torch operations for the same attention, and fused kernels."""
+"""`regard.attention` compared with the same attention by eager and compiled torch operations and by fused kernels."""
 
 from torch import Tensor
 

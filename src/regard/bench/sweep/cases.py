@@ -73,7 +73,7 @@ class Case:
     gradients: bool = False
     new_mask: bool = False  # whether the mask is built in every call
     cold: bool = False  # processor caches are overwritten before each call
-    tokens_first: bool = False  # whether heads are views of one projection, with the strides of (b, n, h, d)
+    tokens_first: bool = False  # whether inputs are laid out in memory as (batch, tokens, heads, size)
     compiled: bool = False  # whether peers that use torch.compile are measured
 
     @property

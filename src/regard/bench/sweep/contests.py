@@ -33,7 +33,7 @@ class Contest:
     inputs: Tensors
     ours: Contender
     peers: dict[str, Make]
-    reference: Callable[[Tensors, Tensor], Outcome]  # a function for some rows of the first sequence in any dtype
+    reference: Callable[[Tensors, Tensor], Outcome]  # (tensors of one sequence, rows) → results of these rows
 
 
 def leaves(inputs: Tensors) -> tuple[Tensor, ...]:

@@ -81,7 +81,7 @@ def _length(rng: Random, least: int, most: int) -> int:
 
 
 def _itself(rng: Random, case: Case) -> Case:
-    """Return the sizes of self-attention."""
+    """Return the case with random sizes of self-attention."""
     length = _length(rng, 1 if rng.random() < 0.1 else 16, LONGEST[case.device])
     heads, size = _one(rng, HEADS), _one(rng, SIZES)
     groups = [g for g in (1, 2, 4, 8) if heads % g == 0 and g < heads]
@@ -93,12 +93,12 @@ def _itself(rng: Random, case: Case) -> Case:
 
 
 def _other(rng: Random, case: Case) -> Case:
-    """Return the sizes of cross-attention."""
+    """Return the case with random sizes of cross-attention."""
     return replace(_itself(rng, case), keys=_length(rng, 4, LONGEST[case.device]))
 
 
 def _additive(rng: Random, case: Case) -> Case:
-    """Return the sizes of additive attention: one head with a wide value, or several small heads."""
+    """Return the case with random sizes of additive attention: one head with a wide value, or several small heads."""
     queries, keys = _length(rng, 1, 1024), _length(rng, 4, 2048)
     if rng.random() < 0.4:
         size = rng.choice((128, 256, 512, 1000))
@@ -112,7 +112,7 @@ def _additive(rng: Random, case: Case) -> Case:
 
 
 def _step(rng: Random, case: Case) -> Case:
-    """Return the sizes of a decoding step: few queries over a cache, without gradients."""
+    """Return the case with random sizes of a decoding step: few queries over a cache, without gradients."""
     step = replace(_itself(rng, case), gradients=False, queries=rng.choice((1, 1, 1, 2, 4, 8)))
     keys = max(step.queries, _length(rng, 16, LONGEST[case.device]))
     if rng.random() < 0.25:

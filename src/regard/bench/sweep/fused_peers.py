@@ -53,7 +53,7 @@ def dense_parts(case: Case, inputs: Tensors) -> tuple[Tensor | None, Tensor | No
 
 
 def sdpa(case: Case, inputs: Tensors, *, repeat: bool = False) -> Call:
-    """Return torch's scaled_dot_product_attention; requested rows of weights are computed in addition."""
+    """Return a call of torch's scaled_dot_product_attention, which also computes requested rows of weights."""
     causal = case.mask == "causal" and case.bias == "none"
     if not causal and (case.mask != "none" or case.bias != "none"):
         lead = case.heads if case.bias != "none" else 1
@@ -105,7 +105,7 @@ def _forced(case: Case, inputs: Tensors, name: str) -> Call:
 
 
 def flex(case: Case, inputs: Tensors) -> Call:
-    """Return compiled FlexAttention with a reused block mask, or one built in the call if the mask is new."""
+    """Return a call of compiled FlexAttention, whose block mask is reused, or built in the call if the mask is new."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     compiled: Any = torch.compile(flex_attention, dynamic=False)
@@ -129,7 +129,7 @@ def flex(case: Case, inputs: Tensors) -> Call:
 
 
 def _mask_rule(case: Case, inputs: Tensors) -> Any:
-    """Return the mask as a `mask_mod` of FlexAttention: a function of indices."""
+    """Return the mask as a `mask_mod` of FlexAttention, a function of indices; None if the case has no mask."""
     lengths, ids, allowed, before = inputs.get("lengths"), inputs.get("ids"), inputs.get("allowed"), case.before
     shift = case.keys - case.queries if case.mask == "cache" else 0
 
@@ -162,7 +162,7 @@ def _mask_rule(case: Case, inputs: Tensors) -> Any:
 
 
 def _score_rule(case: Case, inputs: Tensors) -> Any:
-    """Return softcap and biases as a `score_mod` of FlexAttention."""
+    """Return softcap and bias as a `score_mod` of FlexAttention; None if the case has neither."""
     slopes, table, bias, capped = inputs.get("slopes"), inputs.get("table"), inputs.get("bias"), case.score == "softcap"
     if slopes is None and table is None and bias is None and not capped:
         return None
@@ -180,8 +180,8 @@ def _score_rule(case: Case, inputs: Tensors) -> Any:
 
 
 def varlen(case: Case, inputs: Tensors) -> Call:
-    """Return torch's attention over packed sequences. Padding tokens are removed before the attention, and their
-    outputs are filled with zeros after it.
+    """Return a call of torch's varlen_attn over packed sequences. Padding tokens are removed before the attention, and
+    their outputs are filled with zeros after it.
     """
     varlen_attn: Any = importlib.import_module("torch.nn.attention.varlen").varlen_attn  # in torch 2.10 and later
 

@@ -11,7 +11,9 @@ from regard.bench.sweep.cases import Case
 
 
 def ordinary(device: str) -> list[Case]:
-    """Return the calls for a kind of device, each without and then with gradients; sizes are smaller on a CPU.
+    """Return the calls for a kind of device; sizes are smaller on a CPU.
+
+    Each call comes without and then with gradients; the last four, which compare requested weights, only without.
 
     >>> cases = ordinary("cpu")
     >>> cases[0].call, cases[1].gradients

@@ -53,8 +53,8 @@ def reference(case: Case, inputs: Tensors, rows: Tensor) -> Outcome:
 
 
 def score(case: Case, query: Tensor, key: Tensor, weight: Tensor | None, *, fusible: bool = False) -> Tensor:
-    """Return the scores (b, h, q, k). With `fusible`, additive scores are a sum over features in place of a matrix
-    product, because torch.compile fuses the sum with the tanh."""
+    """Return the scores (batch, heads, queries, keys). With `fusible`, additive scores are a sum over features in place
+    of a matrix product, because torch.compile fuses the sum with the tanh."""
     if case.score == "additive":
         assert weight is not None
         features = torch.tanh(query.unsqueeze(-2) + key.unsqueeze(-3))
@@ -125,7 +125,7 @@ def requested(request: str, weights: Tensor, scores: Tensor) -> Tensor | None:
 
 
 def features(case: Case, x: Tensor, projection: Tensor | None) -> Tensor:
-    """Return φ(x): elu(x) + 1 (Katharopoulos et al. 2020), or Performer features, divided by their maximum."""
+    """Return φ(x): elu(x) + 1 (Katharopoulos et al. 2020), or Performer features divided by their maximum."""
     if case.features == "elu":
         return F.elu(x) + 1
     assert projection is not None

@@ -81,7 +81,7 @@ def worst(sweep: Sequence[Measured]) -> list[Measured]:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float | None:
-    """Return a percentile of the numbers, with linear interpolation.
+    """Return the number below which the fraction `share` of the ascending numbers lies, interpolated; None if empty.
 
     >>> percentile([1.0, 2.0, 3.0, 4.0, 5.0], 0.5), percentile([1.0, 2.0], 0.05), percentile([], 0.5)
     (3.0, 1.05, None)

@@ -16,7 +16,7 @@ REACH = 128  # largest relative position in the learned table
 
 
 def make(case: Case) -> Tensors:
-    """Return all inputs of a case; layers also have their parameters."""
+    """Return the inputs of a case by name; the parameters of a layer are not among them."""
     name = f"{case.seed} {case.index}".encode()
     source = torch.Generator(case.device).manual_seed(int(hashlib.sha256(name).hexdigest()[:12], 16))
     if case.kind in ("multihead", "block"):
@@ -95,8 +95,8 @@ def example(case: Case, inputs: Tensors, dtype: torch.dtype, *, gradients: bool)
 
 
 def blocked(case: Case, inputs: Tensors, rows: Tensor | None = None) -> Tensor | None:
-    """Return a bool tensor that is True at masked pairs of a query and a key, broadcastable to (b, h, rows, keys); None
-    without a mask."""
+    """Return a bool tensor that is True at masked pairs of a query and a key, broadcastable to (batch, heads, rows,
+    keys); None without a mask."""
     if case.mask == "none":
         return None
     device = torch.device(case.device)
@@ -120,7 +120,7 @@ def blocked(case: Case, inputs: Tensors, rows: Tensor | None = None) -> Tensor |
 
 
 def bias(case: Case, inputs: Tensors, dtype: torch.dtype, rows: Tensor | None = None) -> Tensor | None:
-    """Return the bias of a case as a tensor (h, rows, keys); None without a bias."""
+    """Return the bias of a case as a tensor (heads, rows, keys); None without a bias."""
     if case.bias == "none":
         return None
     if case.bias == "tensor":

@@ -1,11 +1,11 @@
-"""Additive attention without a tanh for each pair and without the hidden layer of all pairs in memory.
+"""Additive attention without the hidden layer of all pairs in memory, and mostly without a tanh for each pair.
 
-On the CPU, `blocked` computes any normaliser, mask and bias, with the score computed from exponentials of single rows
-(the exponential form), which is compiled if there is a C compiler. Softmax under lengths or a causal mask is one call
-of compiled code at every size; other small calls compute tanh by the logistic function (the logistic form). On CUDA,
-Triton kernels compute softmax attention. For small and middle sizes the kernels store the scores and compute a tanh for
-each pair and hidden unit; for large sizes they use the exponential form in float32, and a sine series on the tensor
-cores in half precision.
+On the CPU, `blocked` computes any normaliser, mask and bias, with the score computed from exponentials of each query
+and each key (the exponential form), which is compiled if there is a C compiler. Softmax under lengths, a causal mask or
+no mask is one call of compiled code for up to 2²³ pairs; other small calls compute tanh by the logistic function (the
+logistic form). On CUDA, Triton kernels compute softmax attention. For small and middle sizes the kernels store the
+scores and compute a tanh for each pair and hidden unit; for large sizes they use the exponential form in float32, and a
+sine series on the tensor cores in half precision.
 """
 
 import math
@@ -35,17 +35,17 @@ from regard.kernels.availability import TRITON
 
 NAME = "additive"
 # Pair-features are pairs of query and key times hidden units.
-_WORTH = 2**20  # from this number of pair-features on, the loops are compiled (takes a second, once per machine)
+_WORTH = 2**20  # from _SOME up to this number of pair-features, `Logistic` is used instead of compiled loops
 _STORED = 2**23  # the largest number of pairs in one call of compiled code, which stores their weights for training
 _EVERY = native_attention.Visible(None, None)
 _MANY = 2**24  # without a C compiler, `Exponential` is faster than `Logistic` from this number of pair-features on
-_PLAIN = 2**26  # on CUDA, bytes up to which `reference` returns weights faster than a second pass over the keys
+_PLAIN = 2**26  # on CUDA, working memory up to which `reference` is faster than a second pass for requested weights
 _SOME = 2**17  # from this number of pair-features on, the logistic function is faster than tanh
 
 
 @dataclass(frozen=True, eq=False)
 class Exponential(Additive):
-    """The score w · tanh(q + k), computed from exponentials of single rows, with a backward pass of its own."""
+    """The score w · tanh(q + k), computed from exponentials of each query and each key, with its own backward pass."""
 
     build: bool = False  # whether to compile the loops over pairs as C code
 
@@ -127,14 +127,15 @@ def working_bytes(problem: Problem) -> int:
 
 
 def gives_weights(problem: Problem) -> bool:
-    """Return whether requested weights are computed together with the output, on the CPU."""
-    if problem.device.type != "cpu":
-        return False
-    return isinstance(problem.request, LogSumExp) or _native_serves(problem) or _whole(problem)
+    """Return whether requested weights are computed together with the output."""
+    if isinstance(problem.request, LogSumExp):
+        return True
+    on_cpu = problem.device.type == "cpu"
+    return _native_serves(problem) or _whole(problem) if on_cpu else _stores_weights(problem)
 
 
 def kernel(problem: Problem) -> str:
-    """Return the name of the code that runs: "exponential" or "logistic" on the CPU, or a Triton kernel on CUDA."""
+    """Return the name of the code that runs: the formula for tanh on the CPU, or a Triton kernel on CUDA."""
     if problem.device.type == "cuda":
         return "triton decode" if _is_step(problem) else "triton additive"
     if _native_serves(problem):
@@ -165,7 +166,10 @@ def attend(problem: Problem) -> Result:
 
 
 def quicker(problem: Problem) -> Problem:
-    """Return the problem on the CPU with its additive score replaced by a `Logistic` or an `Exponential` score."""
+    """Return the problem on the CPU with its additive score replaced by a `Logistic` or an `Exponential` score.
+
+    The problem is returned unchanged if `Logistic` is the fastest for its size, but is not exact enough for its inputs.
+    """
     if not _logistic_serves(problem):
         return _exponential(problem)
     assert isinstance(problem.score, Additive)
@@ -237,7 +241,7 @@ def direct(problem: Problem) -> Direct | None:
 
 
 def _native_serves(problem: Problem) -> bool:
-    """Return whether one call of compiled code computes attention: softmax on the CPU, padded or causal."""
+    """Return whether one call of compiled code computes attention: softmax on the CPU, unmasked, padded or causal."""
     query, value, shape = problem.query, problem.value, problem.shape
     assert isinstance(problem.score, Additive)
     if problem.bias is not None or problem.dropout > 0.0 or not problem.normalize.is_softmax or problem.group > 1:
@@ -256,7 +260,7 @@ def _native_serves(problem: Problem) -> bool:
 
 
 def with_request(problem: Problem) -> WithRequest | None:
-    """Return a function that computes output and requested weights by compiled code on the CPU, or None."""
+    """Return a function that computes output and requested weights by compiled code on the CPU, else None."""
     if problem.request is None or problem.device.type != "cpu" or not _native_serves(problem):
         return None
     run = _native(problem)
@@ -273,7 +277,8 @@ def with_request(problem: Problem) -> WithRequest | None:
 def _native(problem: Problem) -> Callable[..., Any]:
     """Return a function of query, key, value, score and mask that runs the compiled code.
 
-    The function returns the output, or output and weights if `problem` requests weights.
+    The function returns the output, or output and weights if `problem` requests weights; None if a number is not finite
+    or too large.
     """
     shape, run = problem.shape, native_attention.with_weights if problem.request else native_attention.attention
     high = None if problem.mask_rules is None else problem.mask_rules.high

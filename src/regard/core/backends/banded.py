@@ -1,4 +1,4 @@
-"""Attention within a window in O(n · width) time and memory, in training too: only scores in the window are computed.
+"""Attention of n queries within a window in O(n · width) time and memory, in training too.
 
 Queries are cut into blocks of a fixed size. The keys that a block may attend form a range of fixed length, so the
 ranges of all blocks are one overlapping view of the padded keys. The whole band is then a single call of a fused kernel

@@ -1,7 +1,7 @@
 """Attention in blocks of queries and keys, for any score, normaliser and mask: memory O(n · block), in training too.
 
-The forward pass stores the output and one or two numbers for each row; the backward pass recomputes the scores of each
-block, so even a score with a hidden layer for each pair (additive, an MLP) never holds more than one block of that
+The forward pass stores the output and a few numbers or vectors for each row; the backward pass recomputes the scores of
+each block, so even a score with a hidden layer for each pair (additive, an MLP) never holds more than one block of that
 layer in memory.
 """
 
@@ -61,7 +61,7 @@ def gives_weights(problem: Problem) -> bool:
 
 
 def working_bytes(problem: Problem) -> int:
-    """Return the bytes of one block of scores, whatever the length; of whole rows for sparsemax and entmax."""
+    """Return the bytes of one block of scores, for any length; for sparsemax and entmax, with whole rows of scores."""
     if sparse_rows.serves(problem):
         return sparse_rows.working_bytes(problem)
     rows, columns = _sizes(problem)
@@ -192,7 +192,7 @@ def _forward(
 
 
 def part_forward(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Return output and log-sum-exp of softmax over a part of the keys, in at least float32 and without a graph."""
+    """Return output and log-sum-exp of softmax over a part of the keys, in at least float32, without autograd graph."""
     with torch.no_grad():
         problem, marks = cleaned(problem)
         output, total, _, _ = _forward(_part_job(problem), problem.query, problem.key, problem.value)

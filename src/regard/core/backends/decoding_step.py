@@ -21,7 +21,7 @@ MOST = 8
 
 
 def serves(problem: Problem) -> bool:
-    """Return whether the call is a decoding step: a few queries, no gradient, and only padding as mask."""
+    """Return whether the call is a decoding step: few queries, no gradient, one mask for all heads and queries."""
     if problem.device.type != "cuda" or not 0 < problem.shape[-2] <= MOST or problem.shape[-1] == 0 or transformed():
         return False
     if problem.differentiated or problem.bias is not None or problem.dropout > 0.0 or not TRITON:
@@ -50,7 +50,8 @@ def attend(problem: Problem, query: Tensor, key: Tensor, weight: Tensor | None, 
 def direct(problem: Problem, weight: Tensor | None, scale: float) -> Direct | None:
     """Return a function that only runs the kernel, for calls equal to `problem` but for the tensors' values; or None.
 
-    `weight` is the weight (f,) or (h, f) of an additive score; in all these calls it must have the same strides.
+    `weight` is the weight (f,) or (h, f) of an additive score, with equal strides in all these calls; None for dot
+    products.
     """
     if problem.query.ndim != 4 or (weight is not None and weight.stride(-1) != 1):
         return None

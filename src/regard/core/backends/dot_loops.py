@@ -1,7 +1,7 @@
 """Dot-product attention on the CPU by compiled loops (`regard.kernels.dot_attention`).
 
-The loops refuse calls in which a number is not finite. They find such a number while they compute; the next backend of
-the table then computes the call. The loops evaluate softmax, sigmoid, sparsemax, entmax, hard attention (inference
+The loops refuse calls in which a number is not finite. They find such a number while they compute; the next backend in
+`dispatch` then computes the call. The loops evaluate softmax, sigmoid, sparsemax, entmax, hard attention (inference
 only), dropout, lengths, bands, segments, mask tensors, a softcap, biases and requests of weights. Only for the request
 `top(k)`, all weights are stored first, and the largest are then selected in torch.
 """
@@ -43,7 +43,7 @@ _HALF_LONGEST, _HALF_FULL = 512, 192
 _OUTRUN = 16384  # number of keys up to which the loops are the fastest, if they multiply matrices faster than torch
 _WIDEST = 256  # the largest size of a query or value vector that the loops accept
 _TINY = 2**21  # number of multiplications in q kᵀ up to which overhead dominates the time of the backward pass
-_STORED_ROWS = 512  # the largest number of queries for which the tensors of requested rows are stored with a route
+_STORED_ROWS = 512  # the largest number of queries for which the tensors of requested rows are stored with a `Route`
 _LEARNED = 2**15  # entries of a head's keys from which on torch's backward pass of several heads is faster
 _SEEN = 16  # with fewer keys, torch's CPU kernels return 0, not NaN, for a query of NaN (see `sdpa.FEW`)
 _LEAST_ALPHA = 1.05  # the smallest α of entmax: below it, powers 1 / (α − 1) above 20 lose digits in float32
@@ -172,14 +172,14 @@ def _short(problem: Problem) -> bool:
         stored = isinstance(problem.request, Full | TopWeights) and problem.differentiated and keys > _HALF_LONGEST
         return keys <= _OUTRUN and not (stored and reference.in_bfloat16(problem))
     in_float32 = problem.query.dtype == torch.float32
-    totals = isinstance(problem.request, LogSumExp) and problem.bias is None  # torch's fused kernel returns them too
+    totals = isinstance(problem.request, LogSumExp) and problem.bias is None  # also returned by torch's fused kernel
     plain = (problem.request is None or totals) and problem.dropout == 0.0
     fused = problem.normalize.is_softmax and plain
     if in_float32 and not fused:  # torch has no fused kernel on a CPU for such a call
         return keys <= _OUTRUN
     if problem.differentiated and fused and not problem.masked:
-        # torch's backward pass is faster for the smallest calls, which are dominated by overhead, and for long heads,
-        # which are dominated by matrix products.
+        # torch's backward pass is faster for the smallest calls, which are dominated by overhead, and for several heads
+        # with many keys, which are dominated by matrix products.
         dot = isinstance(score, Dot) or (isinstance(score, ScaledDot) and score.softcap is None)
         equal = problem.key.shape[-1] == problem.value.shape[-1] and in_float32
         size, heads = problem.key.shape[-1], math.prod(problem.shape[:-2])
@@ -254,7 +254,7 @@ def direct(problem: Problem) -> Direct | None:
 
 
 def with_request(problem: Problem) -> WithRequest | None:
-    """Return a function that runs the compiled loops for calls that request weights or use hard attention, or None."""
+    """Return a function that runs the compiled loops for a call with requested weights or hard attention, else None."""
     run = _prepared(problem) if problem.request is not None or isinstance(problem.normalize, Hard) else None
     if run is None:
         return None

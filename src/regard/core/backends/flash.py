@@ -1,7 +1,8 @@
 """Dot-product attention over a part of the keys by torch's CPU flash kernel, which also returns the log-sum-exp.
 
 For the gradient of a part, the kernel's backward pass receives the output and the log-sum-exp over all keys instead of
-those of the part. It then computes exp(s − total), which are the weights among all keys (Liu et al. 2023).
+those of the part. It then computes exp(s − L) from the scores s of the part and the log-sum-exp L over all keys, which
+are the weights among all keys (Liu et al. 2023).
 """
 
 import math

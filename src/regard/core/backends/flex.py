@@ -38,7 +38,7 @@ _WORTH = 1024  # with fewer queries or keys than this, the set-up of FlexAttenti
 
 
 def refuses(problem: Problem) -> str | None:
-    """Return the reason why FlexAttention cannot compute the call, or None."""
+    """Return the reason why neither `ranges` nor FlexAttention can compute the call, or None."""
     rules = problem.mask_rules
     if ranges.serves(problem, rules):
         return None
@@ -143,7 +143,7 @@ def _led(output: Tensor, lead: torch.Size) -> Tensor:
 
 
 def _narrow(problem: Problem, rules: Clauses) -> bool:
-    """Return whether the mask is a window alone, in half precision, for which the Triton kernel starts faster."""
+    """Return whether the Triton kernel for windows computes the call: in half precision, with only a window as mask."""
     if rules.low is None or rules.high is None or rules.lengths is not None or rules.segments or rules.dense:
         return False
     plain = problem.bias is None and _softcap(problem) is None and problem.normalize.is_softmax
@@ -202,7 +202,7 @@ def _by_window(query: Tensor, key: Tensor, value: Tensor, rules: Clauses, scale:
     return window_attention(query, key, value, rules.low, rules.high, scale)
 
 
-_served: set[Any] = set()  # cache keys of calls (`regard.core.signatures`) whose kernel is already compiled
+_served: set[Any] = set()  # cache keys of calls (`call` in `_many_kernels`) whose kernel is already compiled
 _MANY = 4096
 
 

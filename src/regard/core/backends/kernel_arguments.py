@@ -158,7 +158,7 @@ def beside_a_band(mask: Any) -> Any:
 def odd_values(query: Tensor, value: Tensor) -> bool:
     """Return whether the value size differs from the query size and is no multiple of 8, in half precision.
 
-    For queries of size 40 and values of size 17 the kernels computed wrong sums over 1,300 keys on an H200 with
+    For queries of size 40 and values of size 17 the Triton kernels computed wrong sums over 1,300 keys on an H200 with
     Triton 3.6.
     """
     size = value.shape[-1]

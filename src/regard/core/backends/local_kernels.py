@@ -111,8 +111,9 @@ def _maker(query: Tensor, key: Tensor, value: Tensor, centre: Tensor, reach: int
 def attend(
     plan: Any, query: Tensor, key: Tensor, value: Tensor, centre: Tensor, lengths: Tensor | None, plain: Plain
 ) -> tuple[Tensor, Tensor] | None:
-    """Return output and weights, computed by the kernel of `plan`; None if the centre of a window is not finite.
+    """Return output and weights, computed by the kernel of `plan`.
 
+    The result is None if the centre of a window is not finite, or `lengths` does not have one length per batch item.
     `plain` computes output and weights in torch operations; it is differentiated where the kernel's gradients do not
     suffice.
     """

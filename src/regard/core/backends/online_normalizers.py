@@ -4,10 +4,11 @@ A `Stream` has four functions. `begin` returns the initial accumulators of some 
 keys to them, `finish` returns the output and the tensors stored for the backward pass, and `gradient` returns the
 gradient of a block.
 
-Let w = f(s) be the weights of a row, o = Σ w v its output and dw = do · v the gradient of a weight. The gradient of a
-softmax-like row is ds = slope ∘ (dw − mean), with mean = Σ slope · dw / Σ slope = do · (Σ slope v / Σ slope). So the
+Let w = f(s) be the weights of a row of scores s, v the values, o = Σ w v the output of the row, do the gradient of o,
+and dw = do · v that of a weight. For softmax, sparsemax and entmax the gradient of the scores is ds = slope ∘ (dw −
+mean), with mean = Σ slope · dw / Σ slope = do · (Σ slope v / Σ slope); slope is w^(2 − α), and 0 where w = 0. So the
 forward pass stores the vector Σ slope v / Σ slope for each row, and the backward pass reads the keys only once. For
-softmax, slope = w and this vector is the output itself.
+softmax (α = 1), slope = w and this vector is the output itself.
 """
 
 import math
@@ -96,8 +97,8 @@ class Stream:
 
 
 class Running(NamedTuple):
-    """The accumulators of an online softmax: the largest score so far, the sum of exp(s − largest), the output so
-    far."""
+    """The accumulators of an online softmax: the largest score s so far, Σ exp(s − largest), and Σ exp(s − largest) v
+    with the values v."""
 
     best: Tensor
     total: Tensor

@@ -115,7 +115,7 @@ def asks(problem: Problem) -> bool:
 
 def with_request(problem: Problem) -> WithRequest | None:
     """Return a function that computes output and requested weights of calls equal to `problem` but for the tensors'
-    values; or None."""
+    values; None if `asks` is False."""
     if not asks(problem):
         return None
     score, learning, query, masked = problem.score, problem.differentiated, problem.query, problem.masked

@@ -35,11 +35,11 @@ _SIZE = 256  # the largest vector size of queries, keys and values that the kern
 _SINGLE, _SHORT = 128, 64
 # In float32, the sizes for which the kernel is faster than torch's also without a mask: up to _NARROW, and from _WIDE
 # (with gradients _LEARNED) to _SINGLE. Sizes are padded to powers of two, so those between are slower. _WORK is the
-# number of products from which on the kernel saves enough time to be worth its compilation.
+# number of multiplications (pairs times size) from which on the kernel saves enough time to be worth its compilation.
 _NARROW, _WIDE, _LEARNED, _WORK = 64, 80, 100, 2**26
 _PROGRAMS = 65_535  # the largest number of thread blocks on the second axis of a CUDA kernel launch
 _REACH = 2**20  # the largest distance in the table of a relative bias, and its largest offset
-_FEW = 1024  # over more keys than this, calls of few queries are slower than by other backends
+_FEW = 1024  # over more keys than this, other backends are faster than this kernel for few queries
 _SUMS = 9 * 2**20  # bytes of the partial sums of a bias's gradient: 528 tiles of 64 × 64 numbers in float32
 _STORED = 2**16  # the largest number of entries of a bias that a cached function holds in memory until its next call
 
@@ -57,7 +57,7 @@ class Lowered(NamedTuple):
 
 
 def serves(problem: Problem, mask_rules: Clauses | None) -> bool:
-    """Return whether the kernel supports the problem, and torch's own kernels do not support its mask or bias."""
+    """Return whether the kernel supports the call, and torch's kernels do not (mask, bias, softcap) or are slower."""
     if mask_rules is None or len(mask_rules.segments) > 1 or mask_rules.by_head or problem.dropout > 0.0:
         return False
     if not (problem.normalize.is_softmax or type(problem.normalize) is Sigmoid):
@@ -116,7 +116,7 @@ def _softcap(score: Score) -> float | None:
 
 
 def _product(score: Score, query: Tensor, key: Tensor) -> ScaledProduct:
-    """Return the `Product` (query, key and scale) whose dot products the kernel computes as scores, before a
+    """Return the `ScaledProduct` (query, key and scale) whose dot products the kernel computes as scores, before a
     softcap."""
     if isinstance(score, ScaledDot):
         return ScaledProduct(query, key, score.factor(query.shape[-1]))

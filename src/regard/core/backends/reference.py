@@ -21,8 +21,8 @@ from regard.kernels.device_memory import affordable
 
 NAME = "reference"
 SMALL = 32 * 2**20  # bytes of working memory up to which this backend is the fastest on a CPU
-_BFLOAT16_BYTES = 64 * 2**20  # this limit in bfloat16, on a CPU with instructions for products of bfloat16
-_SHARE = 32  # on a GPU this backend counts as small up to this fraction (1/32) of the memory
+_BFLOAT16_BYTES = 64 * 2**20  # `SMALL` for calls in bfloat16 on a CPU with instructions for products of bfloat16
+_SHARE = 32  # on a GPU a call is small if its working memory is at most this fraction (1/32) of the memory
 
 
 def refuses(problem: Problem) -> str | None:
@@ -47,7 +47,7 @@ def working_bytes(problem: Problem) -> int:
         return 0 if isinstance(problem.request, Full) else pairs * problem.dtype.itemsize
     floats = 3 + problem.score.floats(problem.query.shape[-1])
     if of_the_caller(problem.normalize) and (problem.masked or isinstance(problem.score, Custom)):
-        floats += 2  # copies of the scores (without −inf in empty rows) and of the weights (0 at masked keys)
+        floats += 2  # `normalized` copies the scores and the weights
     return int(pairs * floats * problem.dtype.itemsize)
 
 
@@ -92,8 +92,10 @@ def direct(problem: Problem) -> Direct | None:
 
 
 def with_request(problem: Problem) -> WithRequest | None:
-    """Return a function that computes output and requested weights, if any, of calls like `problem` with other values;
-    or None."""
+    """Return a function that computes output and requested weights, if any, of calls like `problem` with other values.
+
+    The result is None if neither `plain_form` nor `row_form` supports these calls.
+    """
     return plain_form.with_request(problem) or row_form.with_request(problem)
 
 
@@ -112,7 +114,7 @@ def _in_bfloat16(problem: Problem) -> Direct | None:
 
 
 def attend(problem: Problem) -> Result:
-    """Compute normalize(score(Q, K) + bias) V as written, or by `plain_form` if the backend was not chosen by name."""
+    """Compute normalize(score(Q, K) + bias) V as written, or by `row_form` or `plain_form` if one supports it."""
     if plain_form.serves(problem):
         result = row_form.attend(problem) or plain_form.attend(problem)
         if result is not None:

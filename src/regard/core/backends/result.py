@@ -17,7 +17,8 @@ WithRequest = Callable[
     [Tensor, Tensor, Tensor, Any, Any, Any, Request | None], tuple[Tensor, Tensor | Top | None, Tensor | None] | None
 ]
 
-# A function of query, key and value that returns the output and the log-sum-exp (b, h, q), or (None, None).
+# A function of query, key and value that returns the output and the log-sum-exp (b, h, q), or (None, None) if no kernel
+# returns both.
 Both = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor] | tuple[None, None]]
 
 

@@ -48,7 +48,7 @@ def serves(problem: Problem) -> bool:
 
 def with_request(problem: Problem) -> WithRequest | None:
     """Return a function that computes output and requested weights of calls equal to `problem` but for the tensors'
-    values; or None."""
+    values; None if `serves` is False."""
     if not serves(problem):
         return None
     run = _chosen(problem) if isinstance(problem.normalize, Hard) else _weighed(problem)
@@ -67,7 +67,7 @@ def with_request(problem: Problem) -> WithRequest | None:
 
 
 def attend(problem: Problem) -> Result | None:
-    """Compute the call; return None if `plain_form` must, or does it by one kernel."""
+    """Compute the call; return None if this module cannot, or if `plain_form` does so by one kernel."""
     run = None if plain_form.by_one_kernel(problem) else with_request(problem)
     if run is None:
         return None

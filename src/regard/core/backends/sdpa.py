@@ -317,7 +317,7 @@ def direct(problem: Problem) -> Direct | None:
             return checked(run(query, key, value, score, mask, bias))
         attn_mask = band
         if pairs is not None:
-            if not isinstance(mask, (Tensor, Dense)):  # one of the two masks of an `And` masks no pair
+            if not isinstance(mask, (Tensor, Dense)):  # an `And` of a tensor mask and a mask that masks no pair
                 return None
             attn_mask = (mask if isinstance(mask, Tensor) else mask.tensor).reshape(pairs)
         factor = scale
@@ -369,7 +369,7 @@ def _prepared_product(problem: Problem, causal: bool) -> Direct | None:
 
 
 def _step(problem: Problem) -> Direct | None:
-    """Return a function that runs only the Triton kernel for decoding steps on CUDA, or None."""
+    """Return a function that runs only the Triton kernel for decoding steps; None unless scores are dot products."""
     if not isinstance(problem.score, (Dot, ScaledDot)):
         return None
     product = problem.score.as_product(problem.query, problem.key)
@@ -389,7 +389,7 @@ def _small_band(problem: Problem, rules: Clauses) -> Tensor | None:
 
 
 def _pairs_at_once(problem: Problem) -> torch.Size | None:
-    """Return the shape of a mask tensor that is passed to the CPU kernel unchanged, or None."""
+    """Return the shape of the mask if it is a tensor that is passed to the CPU kernel unchanged, else None."""
     mask = problem.mask
     if (
         not isinstance(mask, Dense)

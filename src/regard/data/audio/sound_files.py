@@ -92,7 +92,8 @@ def _kernel(new: int, old: int) -> tuple[Tensor, int]:
 
     `new` / `old` is the ratio of the two sample rates in lowest terms.
     """
-    # cutoff frequency relative to the old Nyquist frequency; 3 % lower, to leave room for the transition band
+    # cutoff frequency as a fraction of the old Nyquist frequency: 3 % below the lower one of the old and the new
+    # Nyquist frequency, to leave room for the transition band
     cutoff = 0.97 * min(1.0, new / old)
     width = math.ceil(_ZEROS / cutoff)
     place = torch.arange(-width, width + old, dtype=torch.float64)

@@ -1,8 +1,8 @@
 """Reader of a driving log: a CSV of camera frames with steering, throttle and brake, split into contiguous blocks.
 
 Adjacent frames are nearly equal, so single frames sampled at random for the test would leak into the training data.
-Therefore whole blocks of frames are held out, with a gap before each. A line with a missing picture or an invalid
-number raises an error that names the file and the line, or is skipped and counted.
+Therefore whole blocks of frames are held out, with a gap between blocks of different splits. A line with a missing
+picture or an invalid number raises an error that names the file and the line, or is skipped and counted.
 """
 
 import csv
@@ -219,9 +219,9 @@ def split_blocks(count: int, *, block: int, gap: int, valid: int, test: int, see
     """Split `count` frames into contiguous blocks of `block` frames; the seed assigns blocks to splits.
 
     Whole blocks are held out until the validation split has `valid` frames and the test split `test` frames; each of
-    these two splits has at most a fifth of all blocks. Where two adjacent blocks belong to different splits (training,
-    validation, test), the first `gap` frames of the second block are in no split; they are used only as the input
-    history of later frames.
+    these two splits has at most a fifth of all blocks (of fewer than five blocks, at most one). Where two adjacent
+    blocks belong to different splits (training, validation, test), the first `gap` frames of the second block are in no
+    split; they are used only as the input history of later frames.
 
     >>> parts = split_blocks(12, block=4, gap=1, valid=3, test=3, seed=1)
     >>> parts.train, parts.valid, parts.test

@@ -95,7 +95,7 @@ def alignment_error_rate(predicted: Iterable[Links], sure: Iterable[Links], poss
 def words_of_weights(
     weights: Float[Tensor, "t s"], *, source: Sequence[int] | None = None, target: Sequence[int] | None = None
 ) -> Float[Tensor, "words others"]:
-    """Return attention weights between words, given the weights between the sub-words of these words.
+    """Return attention weights between words, given the weights (target, source) between their sub-words.
 
     The weights are summed over the sub-words of a source word and averaged over the sub-words of a target word.
     `source` and `target` hold for each sub-word the index of its word; None means that each token is a word. Columns

@@ -29,7 +29,8 @@ SMALLEST = 256 + len(_SPECIALS)
 def _byte_letters() -> dict[str, int]:
     """Return the byte that each letter in a token of byte-level BPE stands for.
 
-    A printable byte is the character with the same number; the other bytes are the characters from number 256 on.
+    A printable byte is written as the character with the same code point; the other bytes are written as the characters
+    from code point 256 on.
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]

@@ -57,7 +57,8 @@ def load_parts(
 def parts_of_test(paths: Sequence[Path], options: Asked, classes: tuple[str, ...]) -> Reading:
     """Return the test texts of other data than the training data: a whole file, or the test split of a folder.
 
-    Raises `DataError` if a label is not one of `classes`.
+    Of a folder without a test split the training split is returned. Raises `DataError` if a label is not one of
+    `classes`.
     """
     path = only_path(paths)
     if not path.is_file():

@@ -1,7 +1,7 @@
-"""Readers of parallel text, pairs of a sentence and its translation: two line-aligned files, TSV or JSONL, or gzipped.
+"""Readers of parallel text, pairs of a sentence and its translation: two line-aligned files, TSV or JSONL.
 
-An invalid line in a file raises an error that names the file and the line. Empty lines and sentences that are too long
-are skipped and counted in a report.
+Each file may be gzipped. An invalid line in a file raises an error that names the file and the line. Empty lines and
+sentences that are too long are skipped and counted in a report.
 """
 
 import re
@@ -19,8 +19,8 @@ from regard.data.text.lines import LONGEST_LINE, Line, fault_of, lines
 Couple = tuple[str, str]
 
 # A Chinese or Japanese character counts as a word, because these languages have no spaces between words. The ranges are
-# written as escapes: an editor easily normalises the character U+F900 to U+8C48, and the last range would then include
-# Korean, which has spaces.
+# written as escapes: an editor easily normalises the character U+F900 to U+8C48, and the range that begins with it
+# would then include Korean, which has spaces.
 _UNSPACED = r"\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 UNSPACED = re.compile(f"[{_UNSPACED}]")
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
@@ -133,7 +133,7 @@ class TwoFiles:
     def rows(self) -> Iterator[Row]:
         """Yield line n of the source with line n of the target; one file may have extra blank lines at its end."""
         blank = Line(0, "")
-        # the numbers of the lines that only the source file has, or that only the target file has
+        # how many lines at its end only the source file has, and how many only the target file has
         rest: list[int] = [0, 0]
         number = 0
         for number, (left, right) in enumerate(zip_longest(lines(self.source), lines(self.target)), start=1):
@@ -197,7 +197,10 @@ class Tsv:
                 yield Row(self.path, line.number, source, target, ignored=self._others(len(cells)))
 
     def _fault(self, count: int, first: tuple[int, int]) -> str:
-        """Return an error message if `count`, a row's number of cells, is wrong, else ""; `first` describes row 1."""
+        """Return an error message if `count`, a row's number of cells, is wrong, else "".
+
+        `first` is the line number and the number of cells of the first row.
+        """
         line, expected = first
         if count <= max(self.columns):
             return f"expected at least {max(self.columns) + 1} columns parted by tabs, found {count}"

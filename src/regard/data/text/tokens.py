@@ -112,7 +112,7 @@ class Coder:
 
     @property
     def unknown(self) -> int:
-        """Return the token number of unknown words; sub-words have no unknown token: the number of padding."""
+        """Return the token number of unknown words; for sub-words, which have no unknown words, that of padding."""
         return self.words.unknown if isinstance(self.words, Vocabulary) else self.words.pad
 
     def encode(self, text: str) -> Coded:

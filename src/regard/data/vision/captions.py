@@ -1,7 +1,7 @@
 """Readers of pictures with captions: a folder of pictures with a TSV or JSONL table, or the files of Flickr8k.
 
-A caption whose picture is missing raises an error that names the file and the line, or is skipped and counted. A
-picture without a caption is skipped and counted.
+A caption whose picture is missing raises an error that names the file and the line, or is skipped and counted; so does
+a picture in a list of Flickr8k that has no caption. Any other picture without a caption is skipped and counted.
 """
 
 import re

@@ -45,7 +45,7 @@ def read_idx(path: Path, *, most_bytes: int = MOST_BYTES) -> NDArray[Any]:
 
 
 def read_labelled(images: Path, labels: Path) -> Labelled:
-    """Return the pictures and labels of two idx files; raise `DataError` if their numbers differ."""
+    """Return the pictures and labels of two idx files; raise `DataError` unless there is one label per picture."""
     pictures, marks = read_idx(images), read_idx(labels)
     if pictures.ndim != 3 or pictures.dtype != np.uint8:
         raise DataError(f"{images}: expected pictures as bytes on 3 axes, found {pictures.dtype} on {pictures.ndim}")

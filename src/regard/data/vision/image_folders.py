@@ -25,7 +25,7 @@ class ImageFolders:
 
     @classmethod
     def beside(cls, folder: Path) -> "ImageFolders":
-        """Return an object that searches the subfolders of pictures of `folder`, then `folder`, for pictures."""
+        """Return an object that searches for pictures in subfolders of `folder`, such as `images`, then in `folder`."""
         return cls([*(folder / name for name in _FOLDERS if (folder / name).is_dir()), folder])
 
     def find(self, name: str) -> Path | None:

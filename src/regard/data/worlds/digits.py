@@ -132,8 +132,8 @@ def _stream(random: Random, count: int, layout: str, seen: set[bytes]) -> Iterat
             digit = _make(random, layout, pool)
             mark = _mark(digit)
         seen.add(mark)
-        # The clutter is cropped from ten digits, one of which is replaced after every second picture. A replacement
-        # after every picture would mean drawing twice as many digits.
+        # The clutter is cropped from ten digits, one of which is replaced after every second picture. With a
+        # replacement after every picture, two digits would be drawn for each picture.
         if pool and number % 2:
             pool[random.randrange(len(pool))] = write(random.randrange(10), random, noise=0.0).image
         yield digit

@@ -113,8 +113,8 @@ def text_of(words: Sequence[str], language: Language = "en") -> str:
 
 
 _NAMES = {"london", "paris", "berlin", "beijing", "rome", "monday", "tuesday", "friday", "sunday"}
-# The largest number of consecutive attempts that may give a duplicate review or one of a wrong length; after that,
-# hardly any new review of the requested lengths exists.
+# After this number of consecutive duplicates or reviews of a wrong length `_distinct` raises an error: there are hardly
+# any new reviews of the requested lengths.
 _PATIENCE = 4000
 
 

@@ -76,7 +76,8 @@ def splits(
 def caption(objects: Sequence[Shape]) -> tuple[tuple[str, ...], tuple[Regions | None, ...]] | None:
     """Return the caption of a scene with these shapes, as its words and the regions of each word.
 
-    Returns None unless the shapes form one group, or two groups whose relative position is unambiguous.
+    Returns None unless the shapes form one group, or two groups whose relative position is unambiguous, each of at most
+    three equal shapes.
 
     >>> circle, star = Shape("circle", "red", "large", (4, 9, 20, 25)), Shape("star", "blue", "small", (30, 12, 40, 22))
     >>> words, regions = caption([star, circle])
@@ -142,7 +143,7 @@ def _make(dice: Dice, objects: tuple[int, int], size: int) -> Captioned | None:
 
 
 def _each(descriptions: Sequence[Words], counts: Sequence[int]) -> list[Words]:
-    """Return a description (size, colour, kind) for each shape, given that of each group and its number of shapes."""
+    """Return the description of each shape, given the descriptions of the groups and their numbers of shapes."""
     return [words for words, count in zip(descriptions, counts, strict=True) for _ in range(count)]
 
 

@@ -232,7 +232,8 @@ def _ask_presence(dice: Dice, placed: list[Spot], size: int) -> _Draft:
 def _ask_place(dice: Dice, placed: list[Spot], size: int) -> _Draft | None:
     """Return a question of position, such as "where is the star", about a shape in a random quadrant of the picture.
 
-    Returns None if no shape is in the sampled quadrant. A shape near the centre of the picture is in no quadrant.
+    Returns None if no shape is in the sampled quadrant. A shape near the vertical or the horizontal middle line of the
+    picture is in no quadrant.
     """
     wanted = dice.pick(PLACES)
     there = [number for number, spot in enumerate(placed) if place(box_of(spot), size) == wanted]

@@ -15,7 +15,7 @@ RELATIONS = ("left of", "right of", "above", "below")
 OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 PLACES = ("top left", "top right", "bottom left", "bottom right")
 
-# `_REACH` is half the width of a shape as a multiple of its radius; `_ROOM` is that with a margin between two shapes.
+# `_REACH` is half the width of a shape as a multiple of its radius; `_ROOM` also includes a margin between two shapes.
 _REACH = 1.2
 _ROOM = 1.3
 # A relation such as "left of" is stated only if the distance along one axis is this many times the distance along the
@@ -38,7 +38,10 @@ Described = TypeVar("Described", bound=HasScene)
 
 
 def spots(dice: Dice, sizes: Sequence[str], *, size: int) -> list[Spot] | None:
-    """Return a position in a picture of `size` pixels for each shape, given by its size; None if they do not fit."""
+    """Return a position for each shape, given the shapes' size words `sizes`; None if the shapes do not fit.
+
+    The picture has `size` pixels a side.
+    """
     placed: list[Spot] = []
     for word in sizes:
         low, high = RADII[word]
@@ -101,7 +104,7 @@ def relation(first: Box, second: Box) -> str | None:
 
 
 def place(box: Box, size: int) -> str | None:
-    """Return the quadrant of the picture that contains a box; None if it is near the centre.
+    """Return the quadrant of the picture that contains a box; None near the vertical or horizontal middle line.
 
     >>> place((4, 30, 12, 38), 48), place((4, 20, 12, 28), 48)
     ('bottom left', None)
@@ -121,7 +124,7 @@ def describe(
     """Yield `count` captions or questions about scenes not in `seen`, from a random generator seeded with `stream`.
 
     `make` is called with the random generator, the range of the number of objects and the picture's side; it returns a
-    scene, or None if no scene could be made.
+    caption or question with its scene, or None if no scene could be made. Yielded scenes are added to `seen`.
     """
     dice = Dice(Random(f"{stream} {objects} {size}"), 1.0)
     for number in range(count):

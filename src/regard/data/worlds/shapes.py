@@ -36,7 +36,7 @@ _SMALLEST_PICTURE = 32
 
 
 class Spot(NamedTuple):
-    """The position, the radius and the size word of a shape in pixels; its kind and colour are chosen later."""
+    """The position and radius of a shape in pixels, and its size word; its kind and colour are chosen later."""
 
     x: float
     y: float
@@ -71,7 +71,7 @@ class Scene:
 def draw(
     things: list[tuple[str, str, Spot]], random: Random, *, size: int = 48, noise: float = 9.0, plain: bool = False
 ) -> Scene:
-    """Draw shapes, given as (kind, colour, spot), in this order; `plain` means a uniform grey background.
+    """Return a scene of shapes, given as (kind, colour, spot) in drawing order; if `plain`, on a uniform grey.
 
     >>> scene = draw([("circle", "red", Spot(20.0, 24.0, 8.0, "large"))], Random(1))
     >>> scene.image.shape, scene.objects
@@ -162,8 +162,10 @@ def _outline(kind: str) -> tuple[Values, Values]:
 
 
 def _polygon(x: Values, y: Values, starts: Values, ends: Values) -> Values:
-    """Return the distance to the nearest edge; a point is inside if a ray to the left crosses an odd number of
-    edges."""
+    """Return the distance of points to the nearest edge of a polygon, negative inside the polygon.
+
+    A point is inside if a ray from it to the left crosses an odd number of edges.
+    """
     (ax, ay), (bx, by) = starts.T[..., None, None], ends.T[..., None, None]
     dx, dy = bx - ax, by - ay
     px, py = x - ax, y - ay

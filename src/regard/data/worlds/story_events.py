@@ -40,7 +40,8 @@ class World:
     places: Sequence[str]
     objects: Sequence[str]
     sentences: list[Sentence] = field(default_factory=list)
-    visits: dict[str, list[tuple[str, Sentence]]] = field(default_factory=dict)  # for each person: places and sentences
+    # for each person: the places visited, in order, each with the sentence that states the visit
+    visits: dict[str, list[tuple[str, Sentence]]] = field(default_factory=dict)
     holder: dict[str, tuple[str, Sentence]] = field(default_factory=dict)  # person who holds an object
     # For each object that was put down: the place, the sentence that states who came there, and the one that states
     # that the object was put down.

@@ -128,7 +128,7 @@ def _headings(velocity: Values, before: Values) -> Values:
 
 
 class Driven(NamedTuple):
-    """The result of drives: metres driven, collisions, and the kind of the object that was hit (−1 for none)."""
+    """Results of drives: metres driven, whether each ended in a collision, and the kind of object hit (−1: none)."""
 
     metres: Values
     collided: NDArray[np.bool_]
@@ -211,7 +211,10 @@ def disturbed_policy(seed: int) -> Policy:
 
 
 class Recorded(NamedTuple):
-    """Scenes with the expert's decisions; `roads` (n,) and `steps` (n,) are the road and time step of each scene."""
+    """Scenes with the expert's decisions; `roads` (n,) and `steps` (n,) are the road and time step of each scene.
+
+    In scenes read from a file, the decisions are those of the file, and `roads` and `steps` are −1.
+    """
 
     scenes: Scenes
     decisions: Decisions

@@ -109,7 +109,7 @@ def expert(scenes: Scenes) -> Decisions:
 
 
 def _least(values: NDArray[Any], free: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return (n,) the minimum of each row of `values` and `free`, and (n, s) this minimum if one column is left out."""
+    """Return the minimum (n,) of `free` (n,) and the row of `values` (n, s), and this minimum without each column."""
     if not values.shape[1]:
         return free, values
     lowest = np.minimum(values.min(1), free)
@@ -121,7 +121,10 @@ def _least(values: NDArray[Any], free: NDArray[Any]) -> tuple[NDArray[Any], NDAr
 
 
 def _targets(scenes: Scenes) -> Values:
-    """Return the lateral position y ≤ 0, (n, s), to which the ego vehicle would have to steer to pass each object."""
+    """Return the lateral position y, (n, s), to which the ego vehicle would have to steer to pass each object.
+
+    The position is negative (to the left) for slow objects near the right side of the lane, and 0 for all others.
+    """
     x, speed = scenes.ego[:, 0, None], scenes.velocity
     ahead = scenes.place[..., 0] - x
     edge = scenes.place[..., 1] - scenes.extent[..., 1] / 2

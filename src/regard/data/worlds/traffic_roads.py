@@ -145,7 +145,7 @@ def _street(random: Random, limit: float, busy: float) -> tuple[list[Mover], Mar
 
 
 def _stepping(random: Random, x: float, far: float) -> Mover:
-    """Return a pedestrian who steps into the road when the ego vehicle is at a given distance."""
+    """Return a pedestrian who steps into the road when the ego vehicle is `far` metres before them."""
     right = random.random() < 0.7
     start, speed = (2.9, -1.0) if right else (-6.4, 1.0)
     speed *= random.uniform(1.2, 2.2)

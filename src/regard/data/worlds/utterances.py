@@ -14,7 +14,7 @@ from regard.data.worlds.random_choices import Splits
 
 WORDS = tuple(LEXICON)
 MOST = 12  # the largest number of words in an utterance
-_HOP, _SIZE = 0.008, 0.02  # distance between the synthesiser's frames and length of a frame's window, in seconds
+_HOP, _SIZE = 0.008, 0.02  # in seconds: distance between frames; the window of a frame has about 1.6 `_SIZE`
 _GLIDE = 5  # duration of the transition between two sounds, in frames
 
 Times = tuple[tuple[float, float], ...]
@@ -118,7 +118,7 @@ def spoken(words: Sequence[str], voice: Voice, random: np.random.Generator, *, r
 
 
 class _Plan:
-    """The sequence of sounds of an utterance, each with its duration in seconds."""
+    """The sequence of sounds of an utterance, each with its duration in frames."""
 
     def __init__(self, voice: Voice, random: np.random.Generator) -> None:
         self._voice, self._random = voice, random

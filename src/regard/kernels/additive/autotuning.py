@@ -73,7 +73,7 @@ class Tiles:
         self._file: dict[str, Any] | None = None
 
     def known(self, where: Hashable) -> int | None:
-        """Return the index of the tile size stored in memory for a class of shapes, or None."""
+        """Return the index of the tile size stored in memory for a class of shapes, or None if none is stored."""
         return self._chosen.get(where)
 
     def choose(self, where: Hashable, device: str, choices: Sequence[str], measure: Callable[[int], float]) -> int:

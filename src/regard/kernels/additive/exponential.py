@@ -1,8 +1,9 @@
 """The additive score on the CPU without a tanh for each pair: tanh(a + b) = 1 − 2 / (1 + e^{2a} e^{2b}).
 
-The exponentials are computed once for each query and each key, O((n + m) f); each pair then takes a multiply-add and a
-division. The compiled loops never store the hidden layer of the pairs, forward or backward: with
-r = 1 / (1 + e^{2a} e^{2b}) the derivative of tanh is 4 r (1 − r), so the backward pass needs only r.
+Here a is a feature of a query, and b the same feature of a key. The exponentials are computed once for each query and
+each key; each feature of a pair then takes a multiply-add and a division. The compiled loops never store the hidden
+layer of the pairs, forward or backward: with r = 1 / (1 + e^{2a} e^{2b}) the derivative of tanh is 4 r (1 − r), so the
+backward pass needs only r.
 
 For small arguments x, 1 − 2 r loses digits, because tanh x ≈ x is close to 0. For small arguments the formula is
 therefore tanh(a + b) = u / (u + 2) with u = e^{2(a + b)} − 1 = A + B (1 + A), where A = e^{2a} − 1 and B = e^{2b} − 1,
@@ -145,14 +146,15 @@ def _both_ways(
 # @no_type_check: torch.compile cannot compile the shape checks that the tests add to annotated functions.
 @no_type_check
 def pair_scores(large_query: Tensor, large_key: Tensor, weight: Tensor) -> Tensor:
-    """Return scores (z, q, k) from e^{2 query} (z, q, f), e^{2 key} (z, k, f) and the weight (z, f)."""
+    """Return scores (z, q, k) of z slices from e^{2 query} (z, q, f), e^{2 key} (z, k, f) and the weight (z, f)."""
     pairs = weight[:, None, None] / (1 + large_query.unsqueeze(-2) * large_key.unsqueeze(-3))
     return weight.sum(-1)[:, None, None] - 2 * pairs.sum(-1)
 
 
 @no_type_check
 def pair_sums(large_query: Tensor, large_key: Tensor, dscores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return Σ_j ds r (1 − r) and Σ_j ds r, (z, q, f), with r = 1 / (1 + e^{2 query} e^{2 key})."""
+    """Return Σ_j ds r (1 − r) and Σ_j ds r over keys j, (z, q, f) each, with ds = `dscores` (z, q, k) for z slices and
+    r = 1 / (1 + e^{2 query} e^{2 key})."""
     inverse = 1 / (1 + large_query.unsqueeze(-2) * large_key.unsqueeze(-3))
     weighted = dscores.unsqueeze(-1) * inverse
     return (weighted * (1 - inverse)).sum(-2), weighted.sum(-2)
@@ -166,7 +168,8 @@ def _compiled_near() -> _Forms:
     return _Forms(pair_loops.scores(near=True), pair_loops.sums(near=True))
 
 
-# Without a C compiler, the loops compute one feature at a time for all pairs, in a matrix that stays in the cache.
+# Where the compiled loops are not used, the following functions compute one feature at a time for all pairs, in a
+# matrix that stays in the cache.
 
 
 def _by_feature(rows: Tensor, columns: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:

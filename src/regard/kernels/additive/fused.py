@@ -33,10 +33,10 @@ def additive_attention(
 ) -> tuple[Tensor, Tensor]:
     """Return softmax_j(Σ_f w_f act(q_if + k_jf) + bias) @ value and the log-sum-exp of the scores.
 
-    query (b, h, q, f), key (b, g, k, f), value (b, g, k, e), weight (f,) or (h, f). Query i attends to key j if
-    band[0] <= j - i <= band[1], j < lengths[b], query_ids[b, i] == key_ids[b, j] and mask[b, h, i, j]; a condition that
-    is not given (None) always holds. `relative` (h, 2r + 1) adds relative[h, clip(j - i, -r, r) + r] to the score. A
-    query that attends to no key has the output 0 and the log-sum-exp -inf. Reference implementation:
+    query (b, h, q, f), key (b, g, k, f), value (b, g, k, e), weight (f,) or (h, f); g key heads. Query i attends to
+    key j if band[0] <= j - i <= band[1], j < lengths[b], query_ids[b, i] == key_ids[b, j] and mask[b, h, i, j]; a
+    condition that is not given (None) always holds. `relative` (h, 2r + 1) adds relative[h, clip(j - i, -r, r) + r] to
+    the score. A query that attends to no key has the output 0 and the log-sum-exp -inf. Reference implementation:
     `regard.core.backends.reference` with an `Additive` score.
     """
     _check(query, key, value, weight, activation, form, bias, relative)

@@ -152,7 +152,7 @@ def _again(
     upstream: tuple[Tensor | None, ...],
 ) -> list[Tensor | None]:
     """Return the gradients of `formula` with an autograd graph, so that these gradients can be differentiated again."""
-    # The three inputs are views, because one tensor may be query, key and value at once, and each input needs its own
+    # The inputs are views, because one tensor may be passed as query, key and value, and each input needs its own
     # gradient.
     query, key, value, weight = (tensor.view_as(tensor) for tensor in tensors)
     tensors = (query, key, value, weight)

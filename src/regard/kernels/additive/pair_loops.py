@@ -1,4 +1,5 @@
-"""The loops of `exponential` over all pairs of query and key in compiled C: scores, and the sums of their gradients."""
+"""The loops of `exponential` over all pairs of query and key in compiled C: the scores, and the sums over pairs that
+their backward pass needs."""
 
 import ctypes
 import functools
@@ -52,9 +53,11 @@ def all_scores(query: Tensor, key: Tensor, weight: Tensor, reach: float, near: f
 
 
 def scores(near: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Return the function that computes scores (z, q, k) of rows (z, q, f) and columns (z, k, f) with weights (z, f).
+    """Return the function that computes scores (z, q, k) of z slices from rows e^{2 query} (z, q, f), columns e^{2 key}
+    (z, k, f) and weights (z, f).
 
-    Reference implementation: `_eager_scores` in `exponential`, or with `near` `_eager_small_scores`.
+    With `near`, rows and columns are e^{2 query} − 1 and e^{2 key} − 1. Reference implementation: `_eager_scores` in
+    `exponential`, or with `near` `_eager_small_scores`.
     """
     name = "regard_near_scores" if near else "regard_far_scores"
 
@@ -70,7 +73,8 @@ def scores(near: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 def sums(near: bool) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
     """Return the function that computes Σ_j ds tanh' and Σ_j ds tanh, (z, q, f) each, and Σ_i ds tanh' (z, k, f).
 
-    Reference implementation: `_eager_sums` in `exponential`, or with `near` `_eager_small_sums`.
+    ds is the gradient of the score of query i and key j, and z the number of slices. Rows and columns are those of
+    `scores`. Reference implementation: `_eager_sums` in `exponential`, or with `near` `_eager_small_sums`.
     """
     name = "regard_near_sums" if near else "regard_far_sums"
 

@@ -71,7 +71,8 @@ def scores(query: Tensor, keys: Keys) -> Tensor:
 
 
 def slope(query: Tensor, keys: Keys, dscores: Tensor) -> Tensor:
-    """Return the gradient (b, f) of the queries from the gradient (b, k) of the scores: v Σ_j de_j (1 − tanh²)."""
+    """Return the gradient (b, f) of the queries, weight · Σ_j dscores_j (1 − tanh²(query + key_j)), from the gradient
+    (b, k) of the scores."""
     if keys.powers is not None and _within(query):
         power = torch.exp(2 * query)
         if keys.blocks is not None:
@@ -83,11 +84,11 @@ def slope(query: Tensor, keys: Keys, dscores: Tensor) -> Tensor:
 
 
 def sums(queries: Tensor, keys: Keys, dscores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of keys (b, k, f) and weight (f,) from all queries (t, b, f) and dscores (t, b, k)."""
+    """Return the gradients of keys (b, k, f) and weight (f,) from queries (t, b, f) and dscores (t, b, k), t steps."""
     if keys.powers is not None and _within(queries):
         powers, changes = torch.exp(2 * queries).transpose(0, 1).contiguous(), dscores.permute(1, 2, 0).contiguous()
         slopes, inverses = compiled(pair_sums)(keys.powers, powers, changes)
-        # tanh = 1 − 2 r: Σ dscores · tanh is the sum of all dscores minus 2 Σ dscores · r.
+        # tanh is 1 − 2 r with the r of `pair_sums`: Σ dscores · tanh is the sum of all dscores minus 2 Σ dscores · r.
         return slopes * (4 * keys.weight), dscores.sum() - 2 * inverses.sum((0, 1))
     slopes = torch.zeros_like(keys.keys)
     along = torch.zeros_like(keys.keys[:, 0])

@@ -31,7 +31,8 @@ MOST = 16  # the largest number of harmonics in a table row
 WIDTH = 8 + 2 * MOST  # the number of floats in a fit in the kernels' format
 # A table row of the forward pass has one fit for each of these ranges, which are relative to the row's largest range.
 SHORTER = (1.0, 0.96, 0.92, 0.88, 0.84, 0.8, 0.7, 0.6)
-FITS = {"forward": len(SHORTER), "backward": 1}  # fits per table row: the backward kernels use one frequency for all
+# The number of fits in a table row: the backward kernels use one base frequency for all hidden units.
+FITS = {"forward": len(SHORTER), "backward": 1}
 _SHARES = {"forward": 0.0, "backward": 0.25}  # weight of the derivative's error in the fit
 
 # The largest allowed errors of value and derivative for each dtype of the features and each pass: about the rounding
@@ -43,7 +44,8 @@ BUDGETS = {
     ("float16", "backward"): (3.2e-4, 1e-3),
 }
 STEP = 0.25  # distance between the ranges X that the forward fits try
-ALL, ONE = 0.8, 1.25  # fractions of the budget allowed in the forward pass: for all units together, and for each unit
+# Factors of the errors allowed in the forward pass: for the hidden units together, and for each hidden unit.
+ALL, ONE = 0.8, 1.25
 # The ranges X that the backward fits try; the last is also the largest range that the forward fits try.
 REACHES = (1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 6.5, 7.0, 7.5, 8.0, 8.5, 8.75, 9.0, 9.25, 9.5, 10.0,
            11.0, 12.0, 13.0, 14.0, 16.0, 18.0, 20.0, 24.0)  # fmt: skip
@@ -56,7 +58,9 @@ class Series(NamedTuple):
     period: float  # P: the base frequency is π / (2P)
     waves: tuple[float, ...]  # coefficients of sines if the activation is odd, of cosines if it is even
     constant: float = 0.0  # the constant term, which cancels in a softmax, but not in the log-sum-exp
-    slope: float = 0.0  # harmonics are 2, 4, 6, … times the base frequency with a slope, and 1, 3, 5, … times without
+    # The coefficient of the linear term. If there is one, the harmonics are 2, 4, 6, … times the base frequency, else
+    # 1, 3, 5, … times.
+    slope: float = 0.0
 
     @property
     def harmonics(self) -> int:
@@ -83,7 +87,7 @@ def _tanh(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _gelu_even(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return gelu(x) - x/2 = x erf(x/√2) / 2, an even function; the term x/2 is separable and needs no series."""
+    """Return the even function gelu(x) - x/2 = x erf(x/√2) / 2 and its derivative; the term x/2 needs no series."""
     erf = np.vectorize(math.erf)(x / math.sqrt(2.0))
     return x * erf / 2.0, erf / 2.0 + x * np.exp(-x * x / 2.0) / math.sqrt(2.0 * math.pi)
 
@@ -152,7 +156,7 @@ def _fit(
 
 @functools.cache
 def fit_row(target: str, reach: float, harmonics: int, direction: str) -> Fit:
-    """Return the best fit over all periods; odd functions in the forward pass are fitted with and without a slope."""
+    """Return the best fit over all periods and, for odd functions in the forward pass, with and without a slope."""
     function, odd = TARGETS[target]
     x = np.linspace(0.0, reach, 601)
     values, slopes = function(x)

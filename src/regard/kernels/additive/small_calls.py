@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 _MOST_PAIRS = 2**26  # largest number of scores stored, 256 MiB; a backward pass stores as many gradients
-_MOST_QUERIES = 2**16  # CUDA's limit for the second axis of a grid
+_MOST_QUERIES = 2**16  # keeps the second axis of the grids, several queries to a program, below CUDA's limit of 65,535
 COLUMNS = 256  # value columns in one program of kernels that store no scores: with more, registers spill
 _FILL = 132  # the number of programs, of 128 queries each, that occupy a whole H200
 

@@ -4,7 +4,9 @@ Everything that does not depend on the previous state is computed for all steps 
 
     [h; q] = [W_hh; W_q] s_{i-1} + b        one matrix product
     a = softmax(v · tanh(q + k_j))
-    s_i = gru(x_i + Σ_j a_j W_c h_j, h, s_{i-1})      the values W_c h_j are computed before the loop
+    s_i = gru(x_i + Σ_j a_j W_c u_j, h, s_{i-1})      the products W_c u_j are computed before the loop
+
+with the input gates x_i of the token, the keys k_j, the values u_j and the vector v of the score.
 
 Autograd would store the hidden layer of every step, and add to the gradient of every matrix at every step. This loop
 stores only states, gates, products and weights. Its backward pass has one matrix product per step, and computes the
@@ -40,7 +42,7 @@ class Given(NamedTuple):
     inputs: Tensor  # (t, b, 3d): input gates from the tokens, bias included
     keys: Tensor  # (b, k, f): the keys of the score
     score: Tensor  # (f,): the vector v of the score
-    values: Tensor  # (b, k, 3d): the values multiplied by W_c
+    values: Tensor  # (b, k, 3d): the values multiplied by the matrix W_c of the context
     state: Tensor  # (b, d): the state before the first step
     recurrent: Tensor  # (3d + f, d): W_hh above W_q
     bias: Tensor  # (3d + f,): the bias of the product with `recurrent`
@@ -52,7 +54,7 @@ class Stored(NamedTuple):
 
     states: Tensor  # (t + 1, b, d): the state before the first step, and that after each step
     gates: Tensor  # (t, b, 3d): r, z, n after their nonlinearities
-    products: Tensor  # (t, b, 3d + f): h and q of each step
+    products: Tensor  # (t, b, 3d + f): the product of the state before each step with `recurrent`, plus bias
     weights: Tensor  # (t, b, k): attention weights
 
 

@@ -4,8 +4,10 @@ It differs from `bahdanau` in two ways. Matrices are packed once for all steps. 
 step, not to every value before the loop, which would save no work on the CPU and need more memory traffic.
 
     [h; q] = [W_hh; W_q] s_{i-1} + b
-    a = softmax(v · tanh(q + k_j)),  c_i = Σ_j a_j v_j
+    a = softmax(v · tanh(q + k_j)),  c_i = Σ_j a_j u_j
     s_i = gru(x_i + W_c c_i, h, s_{i-1})
+
+with the input gates x_i of the token, the keys k_j, the values u_j and the vector v of the score.
 
 Under autocast the matrices, values and input gates, and the operands and results of matrix products, are bfloat16.
 States, scores and the gradients carried from step to step are float32.
@@ -25,7 +27,8 @@ from regard.kernels.products import matrix
 from regard.kernels.recurrent.bahdanau import weighed
 from regard.kernels.recurrent.gru import forms
 
-_WORTH = 2**24  # from this number of values loaded over all steps, compiling the loop saves time
+# From this number of elements of the values, times the number of steps, compiling the sums over values saves time.
+_WORTH = 2**24
 
 
 class Unrolled(NamedTuple):
@@ -60,7 +63,7 @@ class _Stored(NamedTuple):
     contexts: Tensor  # (t, b, e): weighted sums of the values
     weights: Tensor  # (t, b, k): attention weights
     gates: Tensor  # (t, b, 3d): r, z, n after their nonlinearities
-    hidden: Tensor  # (t, b, d): the part of h that r multiplies
+    hidden: Tensor  # (t, b, d): the part of W_hh s_{i-1} + b that the reset gate r multiplies
     queries: Tensor  # (t, b, f): the query of each step
 
 
@@ -162,7 +165,7 @@ class _Values(NamedTuple):
         return _Values(values, blocked(values) if _worth(values, steps) else None)
 
     def into(self, out: Tensor, weights: Tensor) -> None:
-        """Write Σ_j a_j v_j for each row of the batch into `out`."""
+        """Write the weighted sum of the values, for each row of the batch, into `out`."""
         if self.blocks is not None:
             out.copy_(compiled(_read)(weights, self.blocks))
         else:

@@ -20,9 +20,9 @@ _WORTH = 2**22  # from this number of gates over all steps, compiling `forth` an
 
 
 def step(gates: Tensor, recurrent: Tensor, hidden: Tensor) -> Tensor:
-    """Return the next state (1 − z) n + z h with n = tanh(x_n + r h_n), in torch's order of gates: r, z, n.
+    """Return the next state (1 − z) n + z h with n = tanh(x_n + r p_n), in torch's order of gates: r, z, n.
 
-    `gates` are the input gates x (…, 3d), `recurrent` the products of the state h with the matrix, (…, 3d), and
+    `gates` are the input gates x (…, 3d), `recurrent` the products p of the state h with the matrix, (…, 3d), and
     `hidden` is h (…, d).
     """
     size = hidden.shape[-1]
@@ -102,8 +102,8 @@ def in_place(gates: Tensor, hidden: Tensor, before: Tensor, mask: Tensor | None,
 def in_place_back(
     gates: Tensor, hidden: Tensor, before: Tensor, mask: Tensor | None, dstate: Tensor, dgates: Tensor, dhidden: Tensor
 ) -> Tensor:
-    """Write the gradients of input gates and `hidden`; return the part of the previous state's gradient that `back`
-    returns."""
+    """Write the gradients of input gates and `hidden`; return the part of the previous state's gradient that does not
+    pass through `hidden`."""
     size = before.shape[-1]
     reset, update, new = gates.split(size, -1)
     here = dstate if mask is None else dstate * mask

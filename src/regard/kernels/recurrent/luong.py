@@ -1,12 +1,14 @@
 """The loop of a GRU decoder with additive attention in Luong's order with input feeding, and its own backward pass.
 
-This loop is built like that of `bahdanau`, and carries one more tensor from step to step: f, the input of the output
+This loop is built like that of `bahdanau`, and carries one more tensor from step to step: o, the input of the output
 layer. For each step i:
 
-    s_i = gru(x_i + W_f f_{i-1}, h_{i-1}, s_{i-1})
-    [h_i; q; r] = [W_hh; W_q; W_r] s_i + b        one matrix product
+    s_i = gru(x_i + W_f o_{i-1}, h_{i-1}, s_{i-1})
+    [h_i; q; p] = [W_hh; W_q; W_r] s_i + b        one matrix product
     a = softmax(v · tanh(q + k_j))
-    f_i = tanh(r + Σ_j a_j W_c v_j)               the values W_c v_j are computed before the loop
+    o_i = tanh(p + Σ_j a_j W_c u_j)               the products W_c u_j are computed before the loop
+
+with the input gates x_i of the token, the keys k_j, the values u_j and the vector v of the score.
 """
 
 from typing import Any, NamedTuple, cast
@@ -35,8 +37,8 @@ class Given(NamedTuple):
     inputs: Tensor  # (t, b, 3d): input gates from the tokens, bias included
     keys: Tensor  # (b, k, f): the keys of the score
     score: Tensor  # (f,): the vector v of the score
-    values: Tensor  # (b, k, d): the values multiplied by W_c
-    feeding: Tensor  # (3d, d): the matrix W_f, applied to f
+    values: Tensor  # (b, k, d): the values multiplied by the matrix W_c of the context
+    feeding: Tensor  # (3d, d): the matrix W_f, applied to the output of the previous step
     state: Tensor  # (b, d): the state before the first step
     recurrent: Tensor  # (3d + f + d, d): W_hh above W_q above W_r
     bias: Tensor  # (3d + f + d,): the bias of the product with `recurrent`
@@ -47,7 +49,7 @@ class Stored(NamedTuple):
     """The tensors that the forward pass stores for the backward pass."""
 
     states: Tensor  # (t + 1, b, d): the state before the first step, and that after each step
-    outputs: Tensor  # (t + 1, b, d): the vectors f_i, the first of which is zeros
+    outputs: Tensor  # (t + 1, b, d): zeros, then the input of the output layer after each step
     gates: Tensor  # (t, b, 3d): r, z, n after their nonlinearities
     products: Tensor  # (t + 1, b, 3d + f + d): the product of each state with `recurrent`, plus bias
     weights: Tensor  # (t, b, k): attention weights

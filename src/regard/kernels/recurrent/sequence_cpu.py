@@ -61,7 +61,8 @@ class _Sequence(torch.autograd.Function):
 def _forward(
     inputs: Tensor, recurrent: Tensor, bias: Tensor, counts: list[int], back: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return states with the initial zeros (t + 1, b, d), gates (t, b, 3d), and h_n (t, b, d), which r multiplies."""
+    """Return states with the initial zeros (t + 1, b, d), gates (t, b, 3d), and the part of W_hh s + b that the
+    reset gate multiplies (t, b, d)."""
     steps, batch, gate_size = inputs.shape
     size, wide = recurrent.shape[-1], torch.promote_types(inputs.dtype, torch.float32)
     states = torch.empty(steps + 1, batch, size, dtype=inputs.dtype)

@@ -1,7 +1,7 @@
 """One step of beam search in one kernel: `advance` updates the beam in place, with a program for each row.
 
-With PyTorch operations, the two hundred small launches of a step would take longer than the model. A program
-loads all its inputs before it overwrites them, because it has one warp and its writes depend on all its loads.
+With PyTorch operations, the two hundred small launches of a step would take longer than the model's forward pass. A
+program loads all its inputs before it overwrites them, because it has one warp and its writes depend on all its loads.
 """
 
 from collections.abc import Sequence
@@ -80,8 +80,8 @@ def _advance(
         tl.store(trail_parents + place_now + going, origin, mask=kept)
         tl.store(trail_values + place_now + going, gain.to(trail_values.dtype.element_ty), mask=kept)
         going += kept.to(tl.int32)
-    # If there are fewer than W continuations, because the vocabulary is small, the other slots of the beam are empty:
-    # their sums are -inf.
+    # If there are fewer continuations than slots (W), because the vocabulary is small, the other slots of the beam are
+    # empty: their sums are -inf.
     empty = (slot_index >= going) & (slot_index < W)
     nothing = slot_index * 0
     tl.store(sums + row * W + slot_index, nothing.to(tl.float64) - float("inf"), mask=empty)
@@ -117,7 +117,9 @@ def advance(
 
     `found` are log-probabilities and tokens of the best continuations of each slot, and log-probabilities of the stop
     token. `beam` is sums, tokens, parents (b, s); done_score, done_sum, done_time, done_slot (b, n); count and closed
-    (b,). Reference implementation: `regard.decode.beam_state.advance`.
+    (b,). A row stops at time `limit`. `table` holds the length penalty of each length, `hope` (b, time) the largest one
+    that a row can still get, and `broken` marks rows with NaN. Reference implementation:
+    `regard.decode.beam_state.advance`.
     """
     values, tokens, at_stop = (part.contiguous() for part in found)
     (rows, slots), n_best, rank = beam[0].shape, beam[3].shape[1], values.shape[-1]

@@ -18,7 +18,9 @@ from regard.kernels.triton.additive.plan import Block, Prepared
 from regard.kernels.triton.additive.stored_scores import approximate_tanh
 
 _TILE = 2**14  # bytes of keys or values that a program loads at a time
-_FEW = 128  # with at most this many keys and wide values, a program loads twice as many bytes at a time
+# With at most this many keys, programs for additive scores and half-precision values of more than 256 columns load
+# 2 * _TILE bytes at a time.
+_FEW = 128
 _LEAST = 2**17  # smallest cost of a query row, in multiplications, for which its keys are split
 _PART = 2**15  # smallest cost of a range of keys, in multiplications
 _WAVES = 8  # keys are split into ranges for at most this many programs per multiprocessor
@@ -231,7 +233,7 @@ def layout(rows: int, keys: int, f_size: int, e_size: int, additive: bool, items
     few = additive and itemsize == 2 and block_values >= 512 and keys <= _FEW
     block_keys = max(16, _TILE * (2 if few else 1) // itemsize // max(block_features, block_values))
     block_keys = min(128, block_keys, max(16, triton.next_power_of_2(keys)))
-    cost = (4 if additive else 1) * f_size + e_size  # number of multiplications per key
+    cost = (4 if additive else 1) * f_size + e_size  # multiplications per key; a tanh counts as three more
     splits = 1
     if keys * cost >= _LEAST:
         splits = max(1, min(64, _WAVES * workers // max(1, rows), keys * cost // _PART, triton.cdiv(keys, block_keys)))
@@ -319,7 +321,10 @@ def decode(
     scale: float,
     workers: int,
 ) -> Tensor:
-    """Return the attention of one decoding step; the arguments are those of `prepare`, with any strides."""
+    """Return the attention (b, h, q, e) of one decoding step.
+
+    The tensors are those of `prepare`, with any strides. `workers` is the number of multiprocessors of the device.
+    """
     compiling = torch.compiler.is_compiling()
     return (_operator if compiling else _decoded)(query, key, value, weight, lengths, mask, float(scale), workers)
 

@@ -1,12 +1,12 @@
 """Sparsemax and entmax of whole rows of scores: threshold, weights, and gradient of the scores, one program per row.
 
-The threshold τ is the root of Σ [m - τ]₊^p - 1 with margins m = (α - 1)(s - best) <= 0 and p = 1 / (α - 1) >= 1. This
+The threshold τ is the root of Σ [m - τ]₊^p - 1 with margins m = (α - 1)(s - max s) <= 0 and p = 1 / (α - 1) >= 1. This
 function is convex and decreasing, and the sum is at least 1 for τ = -1: Newton's steps from there increase towards the
 root and exceed it by a rounding error at most, so no sorting is needed. The row stays in registers, so it is loaded
 once.
 
-Scores are stored in chunks, (chunks, slices, rows, C); see `regard.kernels.entmax_rows`. A plain matrix of scores is
-one chunk.
+Scores are stored in chunks of C keys, (chunks, slices, rows, C); see `regard.kernels.entmax_rows`. A plain matrix of
+scores is one chunk.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ _ROUNDS = 60  # largest number of Newton steps; six to ten are usual
 
 @triton.jit
 def _slope(z, weights, POWER: tl.constexpr):
-    """Return weight^(2 - α) where the weight is positive, else 0; with weight = z^p, that is z^(p - 1)."""
+    """Return weight^(2 - α) where the weight is positive, else 0; with weight = z^POWER, that is z^(POWER - 1)."""
     if POWER == 1.0:
         return tl.where(z > 0.0, 1.0, 0.0)
     elif POWER == 2.0:

@@ -60,10 +60,12 @@ def parts(summed: int) -> int:
 
 
 def multiply(left: Tensor, right: Tensor, out: Tensor, *, added: Tensor | None = None) -> Tensor:
-    """Compute out = added + left @ right for each w, left (w, m, k), right (w, k, n), added (w, m or 1, n).
+    """Write added + left @ right into `out` and return it.
 
-    `out` is (w, m, n), or (p, w, m, n): then `left @ right` is split along k into p parts, which the caller adds up.
-    The rows of `left`, `added` and `out` are contiguous. Reference implementation: `torch.baddbmm`.
+    The operands are batches of w matrices: left (w, m, k), right (w, k, n) and added (w, m or 1, n).
+    `out` is (w, m, n), or (p, w, m, n): then `left @ right` is split along k into p parts, which the caller adds up;
+    `added` is added to each part. The rows of `left`, `added` and `out` are contiguous. Reference implementation:
+    `torch.baddbmm`.
     """
     count, rows, summed = left.shape
     columns, pieces = right.shape[-1], len(out) if out.dim() == 4 else 1

@@ -24,7 +24,9 @@ from regard.kernels.triton.score_tiles import (
 )
 
 _HALF = Block(128, 128, warps=8, stages=3)
-_LARGE = Block(64, 64, warps=4, stages=2)  # d > 128, or d or e > 64 with values; two programs fit a multiprocessor
+# For queries of more than 128 columns or, with values, queries or values of more than 64; two programs fit a
+# multiprocessor.
+_LARGE = Block(64, 64, warps=4, stages=2)
 _VALUES = Block(64, 64, warps=4, stages=3)
 _SINGLE = Block(64, 32, warps=4, stages=2)
 
@@ -101,7 +103,10 @@ def full(
 
 
 def full_weights(scored: Scored, lse: Tensor | None) -> Tensor:
-    """Return the weights (b, h, q, k) in the dtype of the queries; `lse` (b, h, q) is their log-sum-exp, or None."""
+    """Return the weights (b, h, q, k) in the dtype of the queries.
+
+    `lse` (b, h, q) is the log-sum-exp of the scores; if it is None, the kernel computes it.
+    """
     (b, h, q, d), k, dtype = scored.query.shape, scored.key.shape[2], scored.query.dtype
     weights = torch.empty(b, h, q, k, device=scored.query.device, dtype=dtype)
     block = _SINGLE if dtype == torch.float32 else _LARGE if d > 128 else _HALF

@@ -23,7 +23,10 @@ def gru_forward(reset, update, new, hidden_new, before):
 
 @triton.jit
 def gru_backward(dstate, reset, update, new, hidden_new, before):
-    """Return the gradients of the previous state (without the part through the gates) and of the inputs of r, z, n."""
+    """Return the gradients of the previous state (without the part through the gates) and of the three gates' inputs.
+
+    `reset`, `update` and `new` are the values of the gates r, z and n, which `gru_forward` returns.
+    """
     direct = dstate * update
     dnew = (dstate - direct) * (1.0 - new * new)
     dreset = dnew * hidden_new * reset * (1.0 - reset)
@@ -95,7 +98,7 @@ def _bytes(mask: Tensor | None) -> Tensor | None:
 
 
 def forward(gates: Tensor, hidden: Tensor, before: Tensor, mask: Tensor | None, after: Tensor) -> None:
-    """Replace the input gates by r, z and n in place, and write the next state into `after`.
+    """Replace the input gates by the gates r, z and n (see `gru_forward`), and write the next state into `after`.
 
     Reference implementation: `regard.kernels.recurrent.gru.in_place`.
     """

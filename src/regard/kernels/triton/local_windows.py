@@ -21,9 +21,10 @@ from regard.kernels.triton.range_pairs import put_rows, rows_of
 
 _SCAN = tl.constexpr(1024)  # number of centres that `local_keys` loads at a time to find the queries of its keys
 _LAYOUTS = 64  # backward launches are cached for at most this many strides of the output's gradient
-# Queries are sorted by centre if their work, b · h · q · k · (d + e), is at least _SORTED: for less work, sorting takes
-# longer than it saves. The work is multiplied by _LEARNING if gradients are required, and by _EXACT in float32, where a
-# matrix product is three TF32 products.
+# Queries are sorted by centre if there are at least four times as many keys as a program visits for sorted queries, and
+# if the work, b · h · q · k · (d + e), is at least _SORTED: for less work, sorting takes longer than it saves. The work
+# is multiplied by _LEARNING if gradients are required, and by _EXACT in float32, where a matrix product is three TF32
+# products.
 _SORTED, _LEARNING, _EXACT = 2**33, 3, 4
 
 
@@ -380,7 +381,7 @@ class Launches:
         self, query: Tensor, key: Tensor, value: Tensor, centre: Tensor, lengths: Tensor | None, change: Tensor,
         lse: Tensor, order: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
-        """Return the gradients of query, key, value and centre."""
+        """Return the gradients of query, key, value and, with a Gaussian, centre (otherwise None)."""
         heads, queries = self.output[1:3]
         if change.stride(-1) != 1 or max(heads * change.stride(1), queries * change.stride(2)) >= 2**31:
             change = change.contiguous()

@@ -37,7 +37,7 @@ from regard.kernels.triton.range_pairs import (
 )
 from regard.kernels.triton.range_sums import PairSums
 
-_LAYOUTS = 64  # a plan (the launches for given shapes) caches those of the backward pass for this many strides of dO
+_LAYOUTS = 64  # a `Plan` caches backward launches for at most this many strides of the output's gradient
 REACH = 2**31 - 1  # largest offset within a batch row: the kernels address its heads and rows with 32 bits
 
 
@@ -273,8 +273,8 @@ class Tuning(NamedTuple):
 
 
 # Tile sizes by the larger of the sizes of key and value, for half precision and for float32, where a matrix product is
-# computed as six products of bfloat16. PAIRED are for calls with a number for each pair (a bias, a table or a mask), a
-# softcap or sigmoid weights, which need more registers: larger tiles would spill.
+# computed as six products of bfloat16. HALF_PAIRED and SINGLE_PAIRED are for calls with a number for each pair (a bias,
+# a table or a mask), a softcap or sigmoid weights, which need more registers: larger tiles would spill.
 HALF = {
     64: Tuning(Block(64, 64, warps=4), Block(64, 64, warps=4), Block(64, 64, warps=4, stages=2)),
     128: Tuning(Block(64, 64, warps=4), Block(64, 64, warps=4, stages=2), Block(64, 64, warps=4, stages=2)),
@@ -316,7 +316,7 @@ def _tiles(d: int, e: int, few: bool, kind: Kind) -> tuple[Tuning, dict[str, Any
     """Return the tile sizes and the constants that all kernels share."""
     single, native = kind.dtype == torch.float32, kind.native
     blocks = [max(16, triton.next_power_of_2(size)) for size in (d, e)]
-    if single:  # with two sizes, Triton 3.6 computes some products of parts wrong on Hopper
+    if single:  # if key and value tiles differ in size, Triton 3.6 computes some float32 products wrong on Hopper
         blocks = [max(blocks)] * 2
     table = (SINGLE_PAIRED if single else HALF_PAIRED) if kind.paired else SINGLE if single else HALF
     tuning = table[max(min(table), *blocks)]
@@ -371,7 +371,7 @@ class Plan:
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, rules: Rules, known: Any, learning: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output, and the log-sum-exps if a backward pass follows."""
+        """Return the output, and the log-sum-exps: None without a backward pass or with sigmoid weights."""
         device = query.device
         output = torch.empty_strided(self.shape, self.output, dtype=self.dtype, device=device)
         summed = learning and rules.shift is None

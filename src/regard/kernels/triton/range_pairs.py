@@ -37,12 +37,12 @@ class Rules(NamedTuple):
     table: Any = None  # (h, 2 * reach + 1): adds table[clip(j - i - offset, -reach, reach) + reach] to the score
     table_h: Any = None
     reach: Any = None
-    bias: Any = None  # bias of the score, indexed (b, h, q, k) by strides, 0 where it broadcasts; -inf masks a pair
+    bias: Any = None  # bias of the score, (b, h, q, k) with strides of 0 where it broadcasts; -inf masks a pair
     bias_b: Any = None
     bias_h: Any = None
     bias_q: Any = None
     bias_k: Any = None
-    mask: Any = None  # mask: bytes, indexed (b, h, q, k) by strides; a byte of 0 masks a pair
+    mask: Any = None  # bytes, (b, h, q, k) with strides of 0 where the mask broadcasts; a byte of 0 masks a pair
     mask_b: Any = None
     mask_h: Any = None
     mask_q: Any = None
@@ -120,7 +120,7 @@ def keys_of(rules, b, i0, n_q, limit, BM: tl.constexpr, BN: tl.constexpr):
 @triton.jit
 def queries_of(rules, b, j0, n_q, n_k, limit, BM: tl.constexpr, BN: tl.constexpr):
     """Return the range of queries that may attend to keys j0 .. j0 + BN, in tiles of BM queries, as `_in_tiles`
-    does."""
+    returns it."""
     start = j0 * 0
     whole_start = j0 * 0
     stop = tl.where(j0 < limit, n_q, 0)
@@ -216,10 +216,10 @@ def masked_scores(
     s, i, j, own_id, rules, b, h, n_q, n_k, first, limit, scale,
     TESTED: tl.constexpr, KEYS_OWN: tl.constexpr, HOLES: tl.constexpr,
 ):  # fmt: skip
-    """Return the scores of a tile, -inf where a pair is masked, and the derivative of the softcap.
+    """Return the scores of a tile, -inf where a pair is masked, and the derivative of the softcap if there is one.
 
     s are the dot products of queries i and keys j, which broadcast to the tile in either order. `own_id` are the
-    segment ids of the tile's keys if KEYS_OWN, else of its queries.
+    segment ids of the tile's keys if KEYS_OWN, else of its queries. Scores are multiplied by log2(e) if HOLES is 0.
     """
     bend = s
     unit = 1.0 if HOLES > 0 else LOG2E

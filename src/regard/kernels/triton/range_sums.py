@@ -70,10 +70,10 @@ def range_sums(
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, B: tl.constexpr, UNIT: tl.constexpr,
     NATIVE: tl.constexpr, PRECISION: tl.constexpr, HOLES: tl.constexpr,
 ):  # fmt: skip
-    """Sum dS over the heads that share an output and over a part of the batch.
+    """Sum dS over the heads that share a bias or table and over a part of the batch.
 
-    With DIAGONAL, also sum along a diagonal of tiles; `near` is the first diagonal that is stored, `nears` the
-    number of stored diagonals.
+    With DIAGONAL, for a table, also sum along a diagonal of tiles; `near` is the first diagonal that is stored, `nears`
+    the number of stored diagonals.
     """
     tile, chunk = tl.program_id(0), tl.program_id(2)
     head = tl.program_id(1)
@@ -129,8 +129,10 @@ def range_sums(
 
 @triton.jit
 def table_sums(sums, grad, offset, reach, near, nears, tiles, B: tl.constexpr, COUNT: tl.constexpr, WIDE: tl.constexpr):
-    """Compute the gradient of a table. A program sums diagonals of the stored tiles; the table's two end entries are
-    also sums, of one number for each tile.
+    """Compute the gradient of a table.
+
+    A program sums diagonals of the stored tiles. The gradient of each of the table's two end entries is the sum of one
+    stored number for each diagonal of tiles.
     """
     head = tl.program_id(1)
     own = sums + head.to(tl.int64) * (nears * B * B + 2 * tiles)

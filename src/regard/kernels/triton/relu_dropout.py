@@ -1,7 +1,7 @@
 """relu and dropout in one kernel.
 
 A call of the random generator (Philox) returns four numbers: this kernel uses all four, code from torch.compile only
-one. No mask is stored, because the backward pass needs only the output: its gradient is 0 where the output is 0.
+one. No mask is stored, because the backward pass needs only the output: where it is 0, the input's gradient is 0.
 """
 
 from typing import Any

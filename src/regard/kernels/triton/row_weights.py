@@ -21,7 +21,10 @@ _NUMBERS = 2048  # the number of scores that a program computes, unless one row 
 
 @triton.jit
 def _scores(scores, pairs, cap, factor, z, h, b, i, n_q, n_k, BLOCK: tl.constexpr):
-    """Return the scores of the rows i with softcap, bias and factor, -inf where masked, and which pairs are allowed."""
+    """Return the scores of the rows i with softcap, bias and factor, which pairs are allowed, and the scores' offsets.
+
+    Scores of masked pairs are -inf.
+    """
     j = tl.arange(0, BLOCK)[None, :]
     i = i[:, None]
     at = (z.to(tl.int64) * n_q + i) * n_k + j
@@ -51,7 +54,10 @@ def row_weights(
     scores, weights, allowed_pairs, pairs, heads, n_q, n_k, cap, shift,
     KIND: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the weights of some rows, or with KIND "scores" their scores; and which pairs are allowed, unless None."""
+    """Write the weights of some rows, or with KIND "scores" their scores, -inf where masked.
+
+    Also write which pairs are allowed, unless `allowed_pairs` is None.
+    """
     z = tl.program_id(1)
     b, h = z // heads, z % heads
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)

@@ -60,7 +60,7 @@ def row_sums(
     q, key, pairs, b, h, i0, start, stop, n_q, n_k, k_n, scale, ENTROPY: tl.constexpr, SIZE: tl.constexpr,
     PRECISION: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Return for each row the maximum m of its scores s, Σ 2^(s − m) and, with ENTROPY, Σ 2^(s − m) (s − m).
+    """Return for each row the maximum m of its base-2 scores s, Σ 2^(s − m) and, with ENTROPY, Σ 2^(s − m) (s − m).
 
     The sum Σ 2^(s − m) is NaN if a score is NaN or +inf, and 0 if all scores are −inf. The maximum does not show NaN,
     because a GPU's maximum ignores it.

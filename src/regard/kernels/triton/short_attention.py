@@ -276,9 +276,10 @@ def _prepared(
 
 
 def _known(lengths: Tensor | None, mask: Tensor | None, *tensors: Tensor) -> tuple[Any, ...] | None:
-    """Return a cache key for the properties of all tensors, or None if the launch must inspect them.
+    """Return a cache key for the properties of all tensors that select the compiled kernel.
 
-    The cache key needs no entry for tensors that are allocated for the call, because they are aligned to 16 bytes.
+    Return None if the launch must inspect the tensors: if `mask` is given, or one of `tensors` is not aligned to 16
+    bytes. The cache key needs no entry for tensors that are allocated for the call, because they are always aligned.
     """
     if mask is not None or any(tensor.data_ptr() & 15 for tensor in tensors):
         return None

@@ -2,10 +2,10 @@
 
 The summaries do not need the values, so each costs about half of a forward pass of attention. With the scores s, their
 log-sum-exp L and the weights p = exp(s − L), the entropy of row i is H_i = Σ_j p_ij (L_i − s_ij), and key j receives
-the weight R_j = Σ_i p_ij. The gradient of each summary with respect to s_ij is p_ij (a_ij − c_i), with a and c as
-follows:
+the weight R_j = Σ_i p_ij. Given the gradients dR, dH and dL of the summaries, the gradient of s_ij is
+p_ij (a_ij − c_i), with a and c as follows:
 
-    received    a = dR_j               c = Σ_j p dR_j
+    received    a = dR_j               c = Σ_j p_ij dR_j
     entropy     a = dH_i (L_i − s_ij)  c = dH_i H_i
     logsumexp   a = dL_i               c = 0
 

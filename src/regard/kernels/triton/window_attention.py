@@ -164,7 +164,8 @@ class Tuning(NamedTuple):
     keys: Block
 
 
-SMALL = Tuning(Block(128, 64, warps=4), Block(128, 64, warps=8), Block(64, 128, warps=8))  # tiles for d, e <= 64
+# SMALL is for queries, keys and values of at most 64 columns, LARGE for all others.
+SMALL = Tuning(Block(128, 64, warps=4), Block(128, 64, warps=8), Block(64, 128, warps=8))
 LARGE = Tuning(Block(64, 64, warps=4), Block(64, 64, warps=4, stages=2), Block(64, 64, warps=4, stages=2))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.look.attention_records import Source, VersionedTensors
 from regard.look.recomputed_weights import Modified, Pairs, lent
 
-_CHECKED_ROWS = 4  # number of rows whose product with the values is compared with the output
+_CHECKED_ROWS = 4  # number of rows of the weights whose product with the values is compared with the output
 # largest size in bytes of a value tensor that is stored, so that weights @ value can be compared with the output later
 _HELD_BYTES = 2**20
 
@@ -31,8 +31,8 @@ class Computes(Source, Protocol):
 class Call:
     """A captured attention call, before the watcher names it and adds it to the trace.
 
-    `value` is (b, g, k, e), where g is the number of key and value heads. `output` is the tensor that the call returned
-    to the model, in any shape; `view` reshapes the output, or its gradient, to (b, h, q, e).
+    `value` is (batch, key/value heads, keys, features). `output` is the tensor that the call returned to the model, in
+    any shape; `view` reshapes the output, or its gradient, to (batch, query heads, queries, features).
     """
 
     kind: str
@@ -150,7 +150,7 @@ def checked(call: Call) -> Checked | Settled | None:
 
 
 def shortened(call: Call) -> Call | None:
-    """Return the call with queries and keys in 24 bits, and a note on the error; None if 24 bits save no memory."""
+    """Return the call with queries and keys in 24 bits per number and a note on the error; None if nothing is saved."""
     short = call.source.short() if isinstance(call.source, Pairs | Modified) else None
     if short is None:
         return None
@@ -158,13 +158,13 @@ def shortened(call: Call) -> Call | None:
 
 
 def spread(tensor: Tensor, heads: int) -> Tensor:
-    """Return a tensor (b, g, k, e) with each of its g heads repeated for the query heads that share it."""
+    """Return keys or values (batch, heads, keys, features), each head repeated for the query heads that share it."""
     group = heads // max(1, tensor.shape[1])
     return tensor if group <= 1 else tensor.repeat_interleave(group, 1)
 
 
 def four_axes(tensor: Tensor, heads: int | None = None) -> Tensor:
-    """Return the tensor as (b, h, n, d).
+    """Return the tensor as (b, h, n, d): sequences, heads, positions, features.
 
     An input of shape (n, d) becomes one head of one sequence. An input of shape (b·h, n, d) is split into h heads if
     `heads` is known; otherwise its first axis counts sequences with one head. If the input has more than four axes, all

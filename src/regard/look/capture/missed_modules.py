@@ -46,7 +46,10 @@ class Expected:
         self._ran[name] += 1
 
     def missing(self, seen: set[str], keeps: Callable[[str], bool]) -> Iterator[str]:
-        """Yield a sentence for each attention module that is not in `seen`, the modules with a captured call."""
+        """Yield a sentence for each attention module without a captured call; `seen` are the names with captured calls.
+
+        A module is left out if `keeps` rejects its name, or if neither it nor its parent module ran.
+        """
         for whole in self._attending:
             name = named(whole)
             if not keeps(name) or any(other == name or other.startswith(f"{name}.") for other in seen):

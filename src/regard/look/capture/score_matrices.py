@@ -88,7 +88,10 @@ def _closes(fill: Any, dtype: torch.dtype) -> bool:
 
 
 def source(scores: Scores, weights: Tensor, value: Tensor, heads: int | None) -> Pairs | None:
-    """Return a `Source` that recomputes `weights` from queries and keys; None if the recomputed rows differ."""
+    """Return a `Source` that recomputes `weights` from queries and keys.
+
+    None is returned if its shape or some compared rows differ from those of `weights`, or if a row is fully masked.
+    """
     scores.versioned.check()
     query, key = four_axes(scores.query, heads), four_axes(scores.key, heads)
     shape = (*query.shape[:3], key.shape[2])
@@ -112,6 +115,6 @@ def source(scores: Scores, weights: Tensor, value: Tensor, heads: int | None) ->
 
 
 def _fitting(tensor: Tensor, heads: int | None) -> Tensor:
-    """Return a mask or bias that broadcasts to scores (b, h, q, k); if it is (b·h, q, k), its first axis is split."""
+    """Return a mask or bias that broadcasts to (batch, heads, queries, keys); a joined axis batch · heads is split."""
     folded = tensor.ndim == 3 and heads is not None and tensor.shape[0] > 1 and tensor.shape[0] % heads == 0
     return four_axes(tensor, heads) if folded else tensor

@@ -81,7 +81,7 @@ SUM = {torch.sum, Tensor.sum}
 
 
 def seen_same(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
-    """Tag the result of an operation in `SAME` like its argument; apply the operation to the undropped weights too."""
+    """Tag the result of an operation in `SAME` like its argument, and apply it to the weights before dropout too."""
     function, args, kwargs, result = done
     tag = tags.get(args[0]) if args else None
     if tag is not None and isinstance(result, Tensor):
@@ -124,7 +124,7 @@ def seen_scaled(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
         clean = tag.clean
         tags.put(result, Tag(None if clean is None else (function(clean, other) if other is second else clean)))
     elif isinstance(other, Tensor):
-        # An example is weights (b, k, 1) * values (b, k, d), which the model sums over k afterwards.
+        # An example is weights (batch, keys, 1) * values (batch, keys, features), which the model later sums over keys.
         wide = weights if tag.clean is None else tag.clean
         tags.put(result, Tag(product=wide.detach()))
 
@@ -143,8 +143,8 @@ def seen_sum(recorder: Recorder, tags: Tags[Tag], done: Done) -> None:
     if weights.shape[dim] != summed.shape[dim] or weights.shape[-1] not in (1, summed.shape[-1]):
         return
     if dim != summed.ndim - 1 and weights.shape[-1] == 1:
-        # The weights have the shape (…, k, …, 1). The axis of keys becomes the last one; all other axes count sequences
-        # of one query.
+        # The weights have the shape (…, keys, …, 1). The axis of keys becomes the last one; all other axes count
+        # sequences of one query.
         rows = weights.movedim(dim, -1).reshape(-1, 1, 1, weights.shape[dim])
         recorder.record(Call("softmax", Given(rows), None, None, note="a sum of products: the check cannot apply"))
 
@@ -182,7 +182,10 @@ def _record(
     note: str | None,
     scores: Scores | None = None,
 ) -> None:
-    """Record a call with weights (…, q, k), values (…, k, e) and an output that `form` reshapes to (…, q, e)."""
+    """Record a call with weights (…, queries, keys) and values (…, keys, features).
+
+    `form` reshapes the output of the call to (…, queries, features).
+    """
     heads = recorder.heads(weights.shape[0]) if weights.ndim == 3 else None
     if value.ndim < 2:
         recorder.record(Call("softmax", Given(copy_if_lent(four_axes(weights, heads))), None, None))

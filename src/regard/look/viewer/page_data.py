@@ -25,7 +25,7 @@ THUMBNAIL = 32  # largest number of cells per side of a thumbnail
 WHOLE = 512  # largest number of queries or keys of a map that is stored whole; larger maps are pooled
 KEPT = 8  # number of the largest weights of each row that are stored in 16 bits if the map is stored whole
 # Weights in 8 bits are multiples of a step. If the maps that a page stores whole have more than FINE weights together,
-# the step of each row is at least COARSE; otherwise 255 steps reach exactly the largest weight of the row.
+# the step of each row is at least COARSE; otherwise 255 steps reach exactly the row's largest weight in 8 bits.
 FINE = 4_000_000
 COARSE = 2e-4
 POOLED_CELLS = 3_000_000  # largest number of cells in all pooled maps of a page
@@ -135,7 +135,7 @@ def one_of(record: Record, batch: int) -> tuple[int, Record]:
 
 
 def about(trace: Trace, *, batch: int = 0, sequences: Sequence[int] | None = None) -> Json:
-    """Return the JSON description of one sequence of a trace, without computing weights.
+    """Return the JSON description of one sequence of a trace, without its attention maps and their statistics.
 
     `sequences` are the indices of the sequences in the page's menu.
 
@@ -409,7 +409,7 @@ def _swept(record: Record, heads: int) -> _Swept:
 class _Largest:
     """Thumbnails of all heads; each cell has the weight of the largest magnitude among those that it covers.
 
-    The mean of the weights in a cell would make the large weights of a sharp head invisible.
+    With the mean of the weights in a cell, a few large weights among small ones would be invisible.
     """
 
     def __init__(self, record: Record) -> None:

@@ -31,9 +31,9 @@ class LoopResult(NamedTuple):
 def serves(network: nn.GRU | nn.LSTM, attention: object, *, feeding: bool = False) -> bool:
     """Return whether the hand-written loops can run this decoder.
 
-    The decoder must be a GRU of one layer with additive softmax attention, outside of torch.compile and without
-    observers of attention calls. Under autocast on the CPU, the dtype must be bfloat16, and there must be no input
-    feeding.
+    The decoder must be a GRU of one layer with additive softmax attention without dropout, outside of torch.compile and
+    without observers of attention calls. Under autocast on the CPU, the dtype must be bfloat16, and there must be no
+    input feeding.
     """
     if calls.observers:
         return False

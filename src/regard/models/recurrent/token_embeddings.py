@@ -31,7 +31,7 @@ class Tokens:
         return Tokens(self.vectors, self.index.t())
 
     def mapped(self, weight: Float[Tensor, "o e"], bias: Float[Tensor, "o"] | None = None) -> Float[Tensor, "b t o"]:
-        """Return W y + b for every token."""
+        """Return W y + b for the embedding y of every token."""
         products = linear(self.vectors, weight, bias)
         return products if self.index is None else F.embedding(self.index, products)
 

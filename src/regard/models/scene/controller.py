@@ -20,7 +20,7 @@ class Controlled:
 
     `logits` are the scores of discrete actions, and `controls` are continuous values in [−1, 1], such as steering; each
     is None if the controller was built without it. `weights` are the requested attention weights of the ego vehicle,
-    averaged over heads; in full they are (b, 1, k). A `Top` cannot be averaged, so it has all heads, (b, h, 1, n).
+    averaged over heads; in full they are (b, 1, k). A `Top` of n keys is not averaged: it has all heads, (b, h, 1, n).
     `log_prob` is the log-probability of the keys that hard attention sampled, summed over heads.
     """
 

@@ -67,7 +67,7 @@ class SpeechEncoder(nn.Module):
                 lengths = (lengths + 1) // 2
                 mask = _real(steps, lengths)
             states = layer(self.dropout(states), mask)
-        last = states[:, -1] if lengths is None else _at(states, (lengths - 1).clamp(min=0))
+        last = states[:, -1] if lengths is None else _at(states, (lengths - 1).clamp(0, steps - 1))
         first = states[:, 0]
         return Memory(states, states, mask, torch.cat([last[:, : self.size], first[:, self.size :]], -1))
 
@@ -131,7 +131,7 @@ def _check(frames: Tensor, lengths: Tensor) -> None:
         raise ValueError(
             f"lengths must have one number for each of the {len(frames)} recordings, got shape {tuple(lengths.shape)}"
         )
-    # Lengths on a GPU are not checked, because a check would wait for the device. Too large lengths have no effect.
+    # Lengths on a GPU are not checked, because a check would wait for the device.
     if lengths.device.type == "cpu" and lengths.numel():
         low, high = int(lengths.min()), int(lengths.max())
         if low < 0 or high > frames.shape[1]:

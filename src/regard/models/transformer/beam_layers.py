@@ -16,8 +16,8 @@ _KERNEL = (torch.bfloat16, torch.float16, torch.float32)
 _LARGEST = 256  # the largest head size that the Triton kernel supports
 
 Pair = tuple[Tensor, Tensor]
-# keep(layer, new) stores the new keys and values (b, 2h, s, d) of a layer, and returns all keys and values (b, h, n, d)
-# stored so far.
+# keep(layer, new) stores the new keys and values (b, 2h, s, d) of s hypotheses for a layer with h heads, and returns
+# all n keys and values (b, h, n, d) stored so far.
 Keep = Callable[[int, Tensor], Pair]
 
 
@@ -44,11 +44,12 @@ class Carries(Protocol):
 def through(
     state: Carries, x: Tensor, keep: Keep, bias: Tensor, *, offset: int | Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """Apply all layers to x (b, s, d); return also the last layer's weights over the memory (b·s, k), if requested.
+    """Apply all layers to x (b, s, d), one token of s hypotheses per row; return the output and attention weights.
 
-    `bias` (b, 1, s, n) masks the keys that are not in the history of a hypothesis. `offset` is the position of the
-    tokens in x, a number or a tensor on the device. It is a tensor if the step is captured in a CUDA graph; then the
-    layers use Triton kernels on CUDA.
+    The weights (b·s, k) are those of the last layer over the memory, None if not requested. `bias` (b, 1, s, n) masks
+    the keys that are not in the history of a hypothesis. `offset` is the position of the tokens in x, a number or a
+    tensor on the device. It is a tensor if the step is captured in a CUDA graph; then the layers use Triton kernels on
+    CUDA.
     """
     stack, looked = state.decoder.stack, None
     time = offset if isinstance(offset, Tensor) else None

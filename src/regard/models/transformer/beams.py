@@ -85,7 +85,7 @@ class TransformerBeams:
     looks: bool
 
     def step(self, tokens: Int[Tensor, " n"]) -> Step:
-        """Process one token of each hypothesis (b·s,), row by row; return the logits of the next token."""
+        """Process one token of each hypothesis, row by row (rows · hypotheses,); return logits of the next token."""
         rows, slots, before = self.seen.shape
         own = torch.eye(slots, dtype=torch.bool, device=tokens.device).expand(rows, -1, -1)
         seen = torch.cat((self.seen, own), -1)
@@ -195,7 +195,7 @@ class StaticBeams:
     def load(self, state: TransformerBeams) -> None:
         """Copy `state` into the tensors of fixed shape, to begin a search from it.
 
-        All other elements of the tensors are set to zero: masked values must be finite, and the previous search may
+        All other elements of keys and values are set to zero: masked values must be finite, and the previous search may
         have left NaN.
         """
         rows, _, keys, _ = state.memory[0][0].shape

@@ -344,7 +344,7 @@ def _feed(feed_forward: Feeds, size: int, dropout: float) -> nn.Module:
 
 
 def _real(source: Tensor, lengths: Tensor) -> Bool[Tensor, "b k"]:
-    """Return a mask (b, n) that is True at tokens and False at padding."""
+    """Return a mask (b, k) that is True at tokens and False at padding."""
     return torch.arange(source.shape[1], device=source.device) < lengths.unsqueeze(-1)
 
 

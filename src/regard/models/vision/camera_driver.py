@@ -117,7 +117,8 @@ class CameraDriver(nn.Module):
             self.temporal.query.requires_grad_(False)
         self.dropout = nn.Dropout(dropout)
         self.hidden, self.controls = nn.Linear(size, size), nn.Linear(size, controls)
-        # At the start of training the outputs are 0, or with `angles` the last angle, so that squared errors are small.
+        # At the start of training the controls are 0, except that with `angles` the first control is the last angle, so
+        # that squared errors are small.
         nn.init.zeros_(self.controls.weight)
         nn.init.zeros_(self.controls.bias)
 

@@ -18,7 +18,7 @@ _PIXEL_MEAN, _PIXEL_SCALE = 127 / 255, 128 / 255
 
 
 class _Stage(NamedTuple):
-    """A row of table 1 of the paper: blocks of one kernel size and width; only the first block has the stride."""
+    """A row of table 1 of Tan & Le (2019): blocks of one kernel size and width; only the first block has the stride."""
 
     blocks: int
     kernel: int

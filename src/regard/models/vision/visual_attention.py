@@ -179,11 +179,11 @@ class RecurrentVisualAttention(nn.Module):
 def looked_loss(
     looked: Looked, target: Int[Tensor, "b"], *, reinforce_weight: float = 1.0, baseline_weight: float = 1.0
 ) -> LookedLoss:
-    """Return cross-entropy + λ_r · REINFORCE + λ_b · squared error of the baseline (Mnih et al. 2014, section 3.2).
+    """Return the weighted sum of cross-entropy, REINFORCE term and squared error of the baseline (Mnih et al. 2014).
 
-    The reward R is 1 if the predicted class is right, else 0, and is the same for every move. The REINFORCE term is
-    −mean_b Σ_t (R − b_t) log π(l_t), in which the baseline b_t is a constant. The squared error trains b_t to predict
-    R.
+    The reward R is 1 if the predicted class is right, else 0, and is the same for every move. The REINFORCE term is the
+    batch mean of −Σ_t (R − b_t) log π(l_t), with the baseline b_t as a constant and the probability π(l_t) of the
+    sampled location l_t. The squared error trains b_t to predict R.
 
     >>> looked = Looked(torch.tensor([[0.0, 0.0]]), torch.zeros(1, 2, 2), torch.tensor([[-2.0]]), torch.tensor([[0.5]]))
     >>> loss = looked_loss(looked, torch.tensor([0]))

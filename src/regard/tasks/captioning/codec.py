@@ -17,7 +17,7 @@ Tokens = Literal["words", "characters"]
 
 
 def words_of(text: str, by: Tokens = "words") -> Words:
-    """Return the words of a caption in lower case and without punctuation, as papers compare captions.
+    """Return the words of a caption in lower case and without punctuation, as captions are usually compared.
 
     >>> words_of("A dog , which isn't black , runs .")
     ('a', 'dog', 'which', "isn't", 'black', 'runs')

@@ -34,7 +34,7 @@ class DataSettings(TaskData):
     picture: int = Field(default=48, ge=32, le=1024)
     """Height and width to which pictures are resized, in pixels."""
     objects: tuple[Objects, Objects] = (1, 3)
-    """The smallest and largest number of shapes in a scene; the longer ones have one or two more."""
+    """The smallest and largest number of shapes in a scene; those of the longer test set have one or two more."""
     tokens: Literal["words", "characters"] = "words"
     """The tokens of a caption, without punctuation; characters: Chinese characters one by one."""
     vocabulary: int = Field(default=10_000, gt=0, le=10**6)
@@ -144,4 +144,5 @@ NEEDS = {
     "learning.credit": (_HARD, _REINFORCE),
     "model.input_feeding": (Need.value("model.order", "luong"),),
 }
-"""The conditions under which settings have an effect. Setting one without effect is an error."""
+"""For each setting that is not always used, the conditions under which it has an effect. Giving such a setting where it
+has no effect is an error."""

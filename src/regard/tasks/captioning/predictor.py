@@ -151,8 +151,8 @@ class CaptionPredictor:
     def read(self, images: Sequence[Any], captions: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
         """Return the log-probabilities (b, t) of the words of given captions, and their attention weights (b, t, k).
 
-        A caption is given as token numbers without the end mark; the log-probability of the end mark follows that of
-        the last word.
+        The weights are over the k image cells; they are None without attention. A caption is given as token numbers
+        without the end mark; the log-probability of the end mark follows that of the last word.
         """
         records = [record(image, list(caption)) for image, caption in zip(images, captions, strict=True)]
         batch = collate(records, self.config).to(self.device)

@@ -25,7 +25,7 @@ def tiny() -> CaptioningConfig:
 
 
 def small() -> CaptioningConfig:
-    """Thousands of your own pictures, a convolutional network trained from scratch."""
+    """Thousands of your own pictures, with a convolutional network trained from scratch."""
     return CaptioningConfig(
         preset="small",
         data=DataSettings(picture=96, rarest=3, batch_tokens=1024, flip=True),

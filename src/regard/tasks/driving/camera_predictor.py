@@ -25,7 +25,7 @@ from regard.tasks.image_inputs import Grid, cell_labels, read_picture
 from regard.tasks.inference import answered, evaluating
 from regard.tasks.task import InputError
 
-_ROWS = 64  # number of frames per batch
+_ROWS = 64  # number of input records per batch; each record holds several frames
 
 
 @dataclass(frozen=True, eq=False)

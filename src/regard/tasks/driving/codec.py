@@ -28,8 +28,10 @@ class DrivingCodec:
         return 1 + len(self.kinds) + _NUMBERS
 
     def encode(self, scenes: Scenes) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Return n scenes of s objects as features (n, 1 + s, f), the ego vehicle first, and a mask (n, 1 + s) of the
-        rows that hold an object."""
+        """Return n scenes of s objects as features (n, 1 + s, features), the ego vehicle first, with a mask (n, 1 + s).
+
+        The mask is True for rows that hold the ego vehicle or an object, and False for padding.
+        """
         count, most = scenes.present.shape
         x, y, heading, speed, limit = scenes.ego.T
         features = np.zeros((count, 1 + most, self.features), np.float32)

@@ -149,4 +149,5 @@ NEEDS = {
     "model.normalize": (_OBJECTS, _ATTENDS),
     "model.alpha": (_OBJECTS, _ATTENDS, Need.value("model.normalize", "entmax")),
 }
-"""The conditions under which settings have an effect. Setting one without effect is an error."""
+"""For each setting that is not always used, the conditions under which it has an effect. Giving such a setting where it
+has no effect is an error."""

@@ -69,8 +69,8 @@ def planned(env: Any, plan: Plan) -> NDArray[np.float64]:
     """Return the value of each action: the total reward of a few decisions in a copy of the simulator.
 
     After the action, the ego vehicle either holds its speed or accelerates; the value is the larger of the two total
-    rewards. A crash subtracts 1 for each of the simulated decisions; an arrival at the destination adds 1 for each
-    remaining decision. Unavailable actions have the value −∞.
+    rewards. A crash ends the simulation and subtracts 1 for each decision of the plan; an arrival at the destination
+    adds 1 for each remaining decision. Unavailable actions have the value −∞.
     """
     near = copy.deepcopy(env)
     near.config["simulation_frequency"] = FAST * near.config["policy_frequency"]

@@ -1,4 +1,4 @@
-"""The objects network learns to drive in highway-env from a planner, and is judged beside random and idle driving.
+"""The driving network learns to drive in highway-env from a planner, and is compared with random and idle driving.
 
     python -m regard.tasks.driving.imitation intersection-v0 --out runs/intersection
 
@@ -126,7 +126,7 @@ def learn(decisions: Decisions, *, steps: int, seed: int, batch: int = 256) -> D
 
 
 def summary(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return the crash rate and the mean total reward of episodes, each with its standard error.
+    """Return the crash rate and the mean total reward with standard errors, and the mean number of decisions.
 
     >>> summary([Episode(True, 1.0, 3), Episode(False, 3.0, 5)])
     {'crashes': 0.5, 'crashes_error': 0.3536, 'return': 2.0, 'return_error': 0.7071, 'decisions': 4.0, 'episodes': 2}
@@ -207,7 +207,7 @@ def _say(text: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    """Train and evaluate a network; write `result.json` and `model.safetensors`."""
+    """Train and evaluate a network; write `episodes.npz`, `model.safetensors` and `result.json`, return the result."""
     parser = argparse.ArgumentParser(prog="python -m regard.tasks.driving.imitation", description=__doc__)
     parser.add_argument("environment", choices=list(PLANS))
     parser.add_argument("--out", type=Path, required=True, help="directory of the result")

@@ -23,7 +23,10 @@ _REPLAYED = 4  # every fourth test example is displayed as a drive of the model 
 
 @dataclass(frozen=True)
 class Example:
-    """Scene number `place` of `recorded`; with `road`, a drive of the model on that simulated road."""
+    """Scene number `place` of `recorded`; with `road`, a drive of the model on that simulated road.
+
+    `world` is true for scenes of the simulator with normal traffic, for which simulated drives are evaluated too.
+    """
 
     recorded: Recorded = field(repr=False, compare=False)
     place: int

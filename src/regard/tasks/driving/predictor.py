@@ -126,7 +126,7 @@ class DrivingPredictor:
         return [predictions[place] for place in range(len(inputs))]
 
     def ask(self, scenes: Sequence[Scenes]) -> list[Decided]:
-        """Return the decision for each of several batches of one scene.
+        """Return the decision for each scene; each item of `scenes` is a batch of one scene.
 
         The network's input holds only the nearest objects, at most `codec.objects`; all other objects have weight 0.
         """
@@ -146,7 +146,10 @@ class DrivingPredictor:
         return decisions
 
     def decide(self, scenes: Scenes, *, weights: bool = True) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
-        """Return probabilities of the actions (n, 3), steering (n,), and the weights (n, s) of the objects."""
+        """Return probabilities of the actions (n, 3), steering (n,), and weights (n, s) of the s objects in n scenes.
+
+        The weights are None if `weights` is false, or if the network has no attention.
+        """
         device = next(self.network.parameters()).device
         objects, present = (torch.from_numpy(part) for part in self.codec.encode(scenes))
         parts: list[tuple[Tensor, Tensor, Tensor | None]] = []

@@ -8,7 +8,7 @@ from regard.train.train_settings import TrainSettings
 
 
 def _training(steps: int, rate: float, *, every: int = 1000, **others: Any) -> TrainSettings:
-    """Return training settings with a cosine schedule that select the checkpoint with the lowest value of a metric."""
+    """Return settings with a cosine schedule that select the checkpoint with the lowest loss (or `watch` metric)."""
     return TrainSettings(steps=steps, learning_rate=rate, schedule="cosine", validate_every=every, **others)
 
 
@@ -22,7 +22,7 @@ def tiny() -> DrivingConfig:
 
 
 def small() -> DrivingConfig:
-    """Your own scenes with decisions, or the world with more scenes and a larger model."""
+    """Your own scenes with decisions, or the built-in world with more scenes and a larger model."""
     return DrivingConfig(
         preset="small",
         data=DataSettings(train=200_000, valid=4000, test=8000, batch_tokens=512, drives=1200),

@@ -47,7 +47,7 @@ class Moment:
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """A whole drive; `hit` is the kind of the object that the ego vehicle collided with, or None."""
+    """A whole drive on road `number`; `hit` is the kind of the object that the ego vehicle hit, None if it hit none."""
 
     number: int
     moments: Sequence[Moment]

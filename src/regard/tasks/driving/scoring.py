@@ -28,7 +28,7 @@ def pointing(weights: NDArray[Any], recorded: Recorded) -> tuple[float, int] | N
     """Return the pointing accuracy, and the number of forced decisions from which it was computed.
 
     Pointing accuracy is the fraction of the forced decisions (those forced by an object) in which such an object has
-    the largest attention weight.
+    the largest attention weight. The result is None if no decision is forced.
     """
     forced = recorded.decisions.forced
     judged = forced.any(1)
@@ -58,7 +58,7 @@ def closed_loop(predictor: DrivingPredictor, config: DrivingConfig) -> dict[str,
 
 
 def judge(predictor: DrivingPredictor, examples: Sequence[Example], config: DrivingConfig, explain: bool) -> Judged:
-    """Return agreement, steering error, pointing accuracy, and metrics of simulated drives for simulated examples."""
+    """Return agreement, steering error, pointing accuracy, and, if `Example.world` is true, `closed_loop` metrics."""
     recorded = gathered(examples)
     chances, steering, weights = predictor.decide(recorded.scenes)
     metrics: dict[str, Any] = closed_loop(predictor, config) if examples[0].world else {}

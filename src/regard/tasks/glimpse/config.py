@@ -42,20 +42,20 @@ class ModelSettings(Settings):
     steps: int = Field(default=6, gt=0, le=100)
     """Number of glimpses at an image."""
     glimpse: int = Field(default=8, gt=0, le=256)
-    """Height and width of a patch in numbers."""
+    """Height and width of a patch in pixels."""
     scales: int = Field(default=3, gt=0, le=8)
     """Number of patches in a glimpse, each coarser than the one before and of a larger part of the image."""
     factor: int = Field(default=2, gt=0, le=8)
     """Factor between the resolutions of successive patches."""
     cell: Literal["relu", "gru"] = "gru"
-    """The recurrent core: relu is that of the paper."""
+    """The recurrent core: relu is that of Mnih et al. (2014)."""
     size: Width = 128
     """Size of the state."""
     hidden: Width = 96
     """Hidden units of the glimpse network."""
     saccade: int = Field(default=64, ge=0, le=2**16)
     """Hidden units of a location network that sees the patches and moves relative to the current one; 0: the
-    paper's."""
+    location network of Mnih et al. (2014), which does neither."""
     deviation: PositiveFloat = 0.15
     """Standard deviation of the locations sampled in training; half the width of the image is 1."""
 
@@ -95,4 +95,5 @@ NEEDS = {
     **dict.fromkeys(("learning.reward_weight", "learning.baseline_weight", "learning.reward"), (_LEARNED,)),
     "learning.samples": (Need("model.attention", lambda name: name != "none", "a gaze that moves"),),
 }
-"""The conditions under which settings have an effect. Setting one without effect is an error."""
+"""For each setting that is not always used, the conditions under which it has an effect. Giving such a setting where it
+has no effect is an error."""

@@ -14,7 +14,7 @@ def tiny() -> GlimpseConfig:
 
 
 def small() -> GlimpseConfig:
-    """Your own images as idx files, or drawn digits, as they are: 8×8 pixels at two scales."""
+    """Your own images as idx files, or drawn digits, as they are: glimpses of 8×8 pixels at two scales."""
     return GlimpseConfig(
         preset="small",
         data=DataSettings(layout="plain", valid=1000, batch_tokens=128),
@@ -24,7 +24,7 @@ def small() -> GlimpseConfig:
 
 
 def mnist() -> GlimpseConfig:
-    """MNIST (--data mnist) as it is, 28×28: one scale of 8×8 pixels, so that a glimpse is a part of the digit."""
+    """MNIST (--data mnist) as it is, 28×28: glimpses of 8×8 pixels at one scale, which show a part of the digit."""
     return _mnist(
         "mnist",
         DataSettings(shift=2, valid=5000, batch_tokens=512),

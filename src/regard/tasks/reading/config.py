@@ -34,7 +34,7 @@ class DataSettings(TaskData):
     vocabulary: Count = 30_000
     """The largest number of words of files that have their own vector."""
     rare: Count = 2
-    """... if they occur at least this often in the training questions and passages."""
+    """A word of files has its own vector only if it occurs at least this often in training questions and passages."""
 
 
 class ModelSettings(Settings):
@@ -85,4 +85,5 @@ NEEDS = {
     "model.align": (Need("model.attention", lambda name: name != "none", "a model with attention"),),
     "model.hops": (Need("model.matching", lambda name: name != "none", "self-matching (model.matching)"),),
 }
-"""The conditions under which settings have an effect. Setting one without effect is an error."""
+"""For each setting that is not always used, the conditions under which it has an effect. Giving such a setting where it
+has no effect is an error."""

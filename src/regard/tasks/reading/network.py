@@ -90,7 +90,10 @@ class Reader(nn.Module):
 
 
 class _Letters(nn.Module):
-    """Features of a word's spelling: max_t relu(W [l_t; l_{t+1}; …; l_{t+4}] + b), with l_t the vector of letter t."""
+    """Features of a word's spelling: max_t relu(W [l_t; l_{t+1}; …; l_{t+4}] + b), with l_t the vector of letter t.
+
+    W and b are the parameters of the convolution over `width` letters, 5 in this formula.
+    """
 
     def __init__(self, size: int, *, letter_size: int = 16, width: int = 5) -> None:
         super().__init__()

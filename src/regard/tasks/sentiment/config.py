@@ -89,7 +89,8 @@ class ModelSettings(Settings):
     keys: Content = "states"
     """The keys of attention: the encoder's states, the words alone, or their sum."""
     values: Content = "states"
-    """The values of attention, likewise; with words alone, the decisive words must all be attended."""
+    """What the values of attention hold: states, words or both; with words alone, the decisive words must all be
+    attended."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Dropout in training."""
     word_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
@@ -133,7 +134,8 @@ NEEDS = {
     **dict.fromkeys(("model.order", "model.buckets"), (_NGRAMS,)),
     **dict.fromkeys(("model.keys", "model.values"), (_ATTENDS, Need.value("model.kind", "recurrent", "transformer"))),
 }
-"""The conditions under which settings have an effect. Setting one without effect is an error."""
+"""For each setting that is not always used, the conditions under which it has an effect. Giving such a setting where it
+has no effect is an error."""
 
 COUNTED = ("model.looks", "model.attention_size", "model.keys", "model.values")
 """Settings of attention that also determine the number of parameters of the comparable model without attention."""

@@ -103,7 +103,7 @@ class SentimentPredictor:
     codec: SentimentCodec
 
     def answers(self, inputs: Sequence[Mapping[str, Any]]) -> list[Verdict | InputError]:
-        """Return a prediction for each text, in order; for a text without words, an `InputError` instead."""
+        """Return a prediction for each text, in order; for a text that is too long or has no words, an `InputError`."""
         return answered(inputs, self._text, self.classify)
 
     def _text(self, given: Mapping[str, Any]) -> str:
@@ -129,7 +129,10 @@ class SentimentPredictor:
         return [verdicts[place] for place in range(len(texts))]
 
     def score_of(self, verdict: Verdict) -> Score:
-        """Return the score function for `deletion`: the log-probability of the predicted class, with masked tokens."""
+        """Return the score function for `deletion`: the log-probability of the predicted class without deleted tokens.
+
+        Tokens that the mask deletes are removed from the text, which becomes shorter.
+        """
         best = int(verdict.probabilities.argmax())
 
         def score(mask: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ class DataSettings(TaskData):
     seconds: float = Field(default=30.0, gt=0.0, le=600.0)
     """The longest recording in seconds; longer ones are skipped in training and refused in prediction."""
     words: tuple[Said, Said] = (1, 5)
-    """The smallest and largest number of words in an utterance; the longer ones have one to three more."""
+    """The smallest and largest number of words in an utterance; those of the longer test set have one to three more."""
     symbols: Literal["words", "characters"] = "words"
     """The output symbols: whole words, or characters."""
     vocabulary: int = Field(default=10_000, gt=0, le=10**6)
@@ -51,13 +51,13 @@ class FeatureSettings(Settings):
     window: float = Field(default=0.025, ge=0.005, le=0.2)
     """Seconds of a frame's window."""
     mask_bands: int = Field(default=2, ge=0, le=20)
-    """SpecAugment: number of frequency masks in training,"""
+    """SpecAugment: number of frequency masks in training."""
     band_width: int = Field(default=6, ge=0, le=256)
-    """and the largest number of adjacent bands in each."""
+    """SpecAugment: the largest number of adjacent bands in a frequency mask."""
     mask_spans: int = Field(default=2, ge=0, le=20)
-    """SpecAugment: number of time masks,"""
+    """SpecAugment: number of time masks in training."""
     span_width: int = Field(default=6, ge=0, le=1000)
-    """and the largest number of frames in each."""
+    """SpecAugment: the largest number of frames in a time mask."""
 
 
 class ModelSettings(Settings):
@@ -72,9 +72,9 @@ class ModelSettings(Settings):
     attention: AttentionName = "location"
     """location: content and location of the last weights; monotonic: forwards only; a score; hard; none: a summary."""
     filters: int = Field(default=8, gt=0, le=1000)
-    """Location-aware attention: number of kernels over the last weights,"""
+    """Location-aware attention: number of convolution kernels over the attention weights of the last step."""
     kernel: int = Field(default=15, gt=0, le=1001)
-    """and their size in steps, an odd number."""
+    """Location-aware attention: size of these kernels in encoder steps, an odd number."""
     order: Literal["bahdanau", "luong"] = "bahdanau"
     """Whether the decoder attends before its step or after it."""
     cell: Literal["gru", "lstm"] = "gru"
@@ -138,4 +138,5 @@ NEEDS = {
     "features.band_width": (Need("features.mask_bands", bool, "masked bands (features.mask_bands)"),),
     "features.span_width": (Need("features.mask_spans", bool, "masked spans (features.mask_spans)"),),
 }
-"""The conditions under which settings have an effect. Setting one without effect is an error."""
+"""For each setting that is not always used, the conditions under which it has an effect. Giving such a setting where it
+has no effect is an error."""

@@ -71,7 +71,7 @@ def _example(item: Utterance, config: SpeechConfig) -> Example:
 
 
 def example_wav(examples: Sequence[Example], config: SpeechConfig) -> dict[str, bytes] | None:
-    """Return the first recording as the example input of the run, as the bytes of a WAV file."""
+    """Return the first recording, as the bytes of a WAV file, as the run's example input; None without examples."""
     return {"sound": wav_bytes(examples[0].samples(config), config.data.rate)} if examples else None
 
 

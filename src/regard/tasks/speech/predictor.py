@@ -243,9 +243,9 @@ class SpeechPredictor:
     def read(
         self, features: Sequence[Frames], transcripts: Sequence[Sequence[int]]
     ) -> list[tuple[Tensor, Tensor | None]]:
-        """Return the log-probabilities (t,) and the attention weights (t, k) of the symbols of given transcripts.
+        """Return log-probabilities (t,) and attention weights (t, encoder steps) for the t symbols of each transcript.
 
-        Recordings are given as log-mel features, transcripts as symbol numbers.
+        Recordings are given as log-mel features, transcripts as symbol numbers. The weights are None without attention.
         """
         results: dict[int, tuple[Tensor, Tensor | None]] = {}
         for places in groups_by_length([len(one) for one in features], tokens=_FRAMES):

@@ -6,11 +6,11 @@ from regard.tasks.speech.config import DataSettings, FeatureSettings, ModelSetti
 
 
 def tiny() -> SpeechConfig:
-    """The built-in utterances in about three minutes on two cores; letters of 8 kHz sound."""
+    """The built-in utterances in about three minutes on two cores: 8 kHz sound, characters as output."""
     return SpeechConfig(
         preset="tiny",
         # With characters as symbols, transcripts of utterances longer than in training have few errors; with whole
-        # words as symbols, a fifth is wrong.
+        # words as symbols, a fifth of the words is wrong.
         data=DataSettings(
             symbols="characters", train=4000, valid=100, test=400, longer=100, batch_tokens=4800, longest=60
         ),
@@ -37,7 +37,7 @@ def small() -> SpeechConfig:
 
 
 def fsdd() -> SpeechConfig:
-    """Free Spoken Digit Dataset, single digits or strings of them: words of 8 kHz sound, for a GPU."""
+    """Free Spoken Digit Dataset, single digits or strings of them: 8 kHz sound, words as output, for a GPU."""
     return SpeechConfig(
         preset="fsdd",
         data=DataSettings(batch_tokens=12_000, valid=200, longest=16),

@@ -15,7 +15,7 @@ _EXPLAINED = 150  # number of symbols whose faithfulness is measured
 
 
 def wrong_symbols(said: Sequence[str], written: Sequence[str]) -> tuple[int, list[bool]]:
-    """Return the edit distance of a reference and a transcript, and for each symbol of the transcript if it is wrong.
+    """Return the edit distance of a reference and a transcript, and whether each symbol of the transcript is wrong.
 
     A symbol is wrong if a shortest sequence of edits from the transcript to the reference replaces or deletes it.
 

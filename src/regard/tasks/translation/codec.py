@@ -70,8 +70,8 @@ class Coder(Protocol):
     def write(self, numbers: Sequence[int], source: Reading, weights: Tensor | None) -> str:
         """Return the target text that these token numbers encode.
 
-        An unknown word is replaced by the source word to which its attention weights, a row of `weights` (t, s), give
-        most weight.
+        An unknown word is replaced by the source word with the largest attention weight in the unknown word's row of
+        `weights` (target tokens, source tokens).
         """
 
     def save(self, directory: Path) -> None:

@@ -42,7 +42,7 @@ class DataSettings(TaskData):
     longest: int = Field(default=100, gt=0, le=10**6)
     """Pairs of files with more words on either side are skipped."""
     ratio: float = Field(default=4.0, gt=1.0)
-    """... and pairs in which one side has more than this number of times the words of the other."""
+    """Pairs of files are left out if one side has more than this number of times the words of the other."""
     vocabulary: int = Field(default=8000, ge=SMALLEST, le=10**6)
     """Size of the sub-word vocabulary for files."""
     shared: bool = True
@@ -101,7 +101,8 @@ class ModelSettings(Settings):
     keys: Literal["states", "words", "both"] = "states"
     """The keys of attention: the encoder's states, the words alone, or their sum."""
     values: Literal["states", "words", "both"] = "states"
-    """The values of attention, likewise; with words alone, the translated word itself must be attended."""
+    """What the values of attention hold: states, words or both; with words alone, the translated word itself must be
+    attended."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Dropout in training."""
     inner_dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
@@ -171,4 +172,5 @@ NEEDS = {
     ),
     "data.cuts": (FILES, Need("data.merge_dropout", lambda share: share > 0.0, "data.merge_dropout above 0")),
 }
-"""The conditions under which settings have an effect. Setting one without effect is an error."""
+"""For each setting that is not always used, the conditions under which it has an effect. Giving such a setting where it
+has no effect is an error."""

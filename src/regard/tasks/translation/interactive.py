@@ -16,7 +16,7 @@ from regard.tasks.hypotheses import Alternative, Answer, Hypothesis
 from regard.tasks.translation.codec import PieceCoder, Reading, WordCoder
 from regard.tasks.translation.predictor import BOS, END, EOS, PAD, Translator
 
-_OTHERS = 8  # number of alternatives at each position besides the chosen token
+_OTHERS = 8  # largest number of likely tokens that are listed at each position, including the chosen token
 _LONGEST = 200  # the largest number of source tokens
 
 
@@ -93,9 +93,10 @@ class LiveTranslator:
         return Hypothesis(tokens, float(total), weights[0, : len(numbers)].cpu(), others)
 
     def _whole(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> tuple[Tensor, Tensor]:
-        """Return the log-probabilities (n, t + 1, v) and the attention weights (n, t + 1, k) for n given targets.
+        """Return the log-probabilities (n, t + 1, v) and the attention weights (n, t + 1, s) for n given targets.
 
-        Each of the n pairs is a source and a target, as token numbers; v is the vocabulary size.
+        Each of the n pairs is a source and a target, as token numbers. t and s are the numbers of tokens of the longest
+        target and of the longest source, with its end mark; v is the vocabulary size.
         """
         batch, model = self.translator.batch(pairs), self.translator.model
         decoded = model(batch.source, batch.prefix, batch.source_lengths, weights=full())

@@ -190,8 +190,8 @@ class Translator:
     def longest(self, *, width: int | None = None, tokens: int | None = None) -> int:
         """Return the largest number of source tokens of a text.
 
-        This limit is `tokens` if given, else LONGEST; it is lower if `width` hypotheses of a text need too much memory.
-        The limit is never larger than the number of learned position embeddings allows.
+        This limit is `tokens` if given, else LONGEST, or less if `width` hypotheses of a text need too much memory. The
+        limit is never larger than the number of learned position embeddings allows.
         """
         wanted = tokens or max(1, min(LONGEST, _SEARCHED // (width or self.settings.beam)))
         capacity = _positions(self.model.encoder)
@@ -288,7 +288,10 @@ def _prepared(exact: EncoderDecoder, precision: str) -> EncoderDecoder:
 
 
 def _by_length(sources: Sequence[Reading], tokens: int) -> Iterator[list[int]]:
-    """Yield groups of indices of sources of similar length; a group has at most `tokens` tokens, with padding."""
+    """Yield groups of indices of sources of similar length, each of at most `tokens` tokens, with padding.
+
+    A source with more tokens is a group by itself; empty sources are left out.
+    """
     filled = [place for place, source in enumerate(sources) if source.numbers]
     order = sorted(filled, key=lambda place: len(sources[place].numbers))
     group: list[int] = []

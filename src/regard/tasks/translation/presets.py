@@ -19,7 +19,7 @@ def tiny() -> TranslationConfig:
 
 
 def small() -> TranslationConfig:
-    """A recurrent model for tens of thousands of pairs."""
+    """A recurrent model for tens of thousands of sentence pairs."""
     return TranslationConfig(
         preset="small",
         data=DataSettings(batch_tokens=4096),
@@ -59,7 +59,7 @@ def base() -> TranslationConfig:
 
 
 def paper_bahdanau() -> TranslationConfig:
-    """Bahdanau et al. 2015: bidirectional GRU of 1,000, additive attention, beam 12."""
+    """Bahdanau et al. 2015: bidirectional GRU of size 1,000, additive attention, beam 12."""
     return TranslationConfig(
         preset="paper-bahdanau",
         data=DataSettings(batch_tokens=4096, vocabulary=30_000, shared=False, longest=50),
@@ -71,7 +71,7 @@ def paper_bahdanau() -> TranslationConfig:
 
 
 def paper_luong() -> TranslationConfig:
-    """Luong et al. 2015: LSTM of 1,000 in four layers, bilinear scores, input feeding."""
+    """Luong et al. 2015: LSTM of size 1,000 in four layers, bilinear scores, input feeding."""
     return TranslationConfig(
         preset="paper-luong",
         data=DataSettings(batch_tokens=4096, vocabulary=32_000, shared=False, longest=50),
@@ -85,7 +85,7 @@ def paper_luong() -> TranslationConfig:
 
 
 def paper_multi30k() -> TranslationConfig:
-    """The small Transformer of Wu et al. 2021 for Multi30k: four layers of 128, texts cut in eight ways."""
+    """The small Transformer of Wu et al. 2021 for Multi30k: four layers of size 128, sub-words with BPE-dropout."""
     return TranslationConfig(
         preset="paper-multi30k",
         data=DataSettings(batch_tokens=4096, vocabulary=10_000, shared=True, tokenize="none", merge_dropout=0.1),

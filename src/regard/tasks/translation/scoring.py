@@ -32,7 +32,7 @@ class Judged:
 def judge(
     translator: Translator, examples: Sequence[Example], *, tokenize: str = "auto", width: int | None = None
 ) -> Judged:
-    """Return BLEU and chrF of a translator on these examples, and the alignment error rate if they have gold links."""
+    """Return BLEU, chrF and exact matches of a translator, and alignment error rates if gold links are known."""
     sources = [translator.coder.read_words(example.source) for example in examples]
     translations = translator.search(sources, width=width, weights=False)
     texts, references = [one.text for one in translations], [example.reference for example in examples]
@@ -46,7 +46,7 @@ def judge(
 
 
 def text_figures(texts: Sequence[str], references: Sequence[str], tokenize: str = "auto") -> dict[str, Any]:
-    """Return BLEU and chrF, with sacrebleu's signature."""
+    """Return BLEU, chrF, the fraction of texts that equal their references, and sacrebleu's tokeniser and signature."""
     import sacrebleu
 
     chosen = _tokenizer(references) if tokenize == "auto" else tokenize
@@ -149,9 +149,9 @@ def word_links(
 
 
 def layer_weights(translator: Translator, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Tensor]:
-    """Return the weights (b, h, t, s) of each layer over the source, for pairs of source and target token numbers.
+    """Return the weights (pairs, heads, target tokens, source tokens) of each layer for pairs of source and target.
 
-    The list is empty for a model without attention.
+    Sources and targets are token numbers. The list is empty for a model without attention.
     """
     model = translator.model
     batch = translator.batch(pairs)
@@ -206,7 +206,7 @@ def faithfulness(translator: Translator, translations: Sequence[Translation], *,
 
 
 def _log_probs(translator: Translator, sources: Sequence[list[int]], numbers: Sequence[int]) -> Tensor:
-    """Return the log-probabilities (n, t) of one target, given each of the sources, without dropout."""
+    """Return the log-probabilities (n, t) of the t tokens of one target, given each of n sources, without dropout."""
     model = translator.model
     batch = translator.batch([(source, numbers) for source in sources])
     with evaluating(model):

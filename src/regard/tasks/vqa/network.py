@@ -33,7 +33,10 @@ class VisualAnswerer(nn.Module):
         *,
         weights: Request | None = None,
     ) -> Stacked:
-        """Return the logits of the answers to n questions about each image; words are numbered from 1, padding is 0."""
+        """Return the logits of the answers to n questions, of up to m words, about each image.
+
+        Words are numbered from 1; padding is 0.
+        """
         lengths = (questions != 0).sum(-1)
         # A question that is padding gets the length 1, so that no row is empty; its answer is ignored.
         summary = self.question(questions.flatten(0, 1), lengths.flatten().clamp_min(1)).summary

@@ -10,7 +10,7 @@ from regard.tasks.vqa.config import DataSettings, ModelSettings, VqaConfig
 
 
 def tiny() -> VqaConfig:
-    """The built-in world of scenes in a few minutes on two cores; two shapes are not compared."""
+    """The built-in world of scenes in a few minutes on two cores, without questions that compare shapes."""
     return VqaConfig(
         preset="tiny",
         data=DataSettings(

@@ -29,9 +29,10 @@ def accuracy_by_form(seen: Sequence[Seen], examples: Sequence[Example]) -> dict[
 
 
 def pointing(seen: Sequence[Seen], examples: Sequence[Example]) -> float | None:
-    """Return the fraction of questions for which the most attended cell of the last hop is in a box with the answer.
+    """Return the fraction of questions for which the last hop's most attended cell has its centre in a gold box.
 
-    Questions without boxes are excluded from the fraction; the result is None if no question has a box.
+    The gold boxes of a question, `Example.regions`, contain the shapes that show its answer. Questions without boxes or
+    attention weights are left out; if none is left, the result is None.
     """
     inside = []
     for one, example in zip(seen, examples, strict=True):

@@ -35,8 +35,8 @@ def quality(dice: Dice, *, question: bool = False) -> Clause:
     elif very:
         words = [Made("非常", tuple(very), (be,)), chinese]
     else:
-        # A Chinese statement needs a word before the adjective, usually 很; in the word alignment, it gets a possible
-        # link to "is".
+        # A Chinese statement needs a word before the adjective, usually 很; in the word alignment, it gets possible
+        # links to "is" and the adjective.
         words = [chinese] if question else [Made("很", (), (be, adjective)), chinese]
     return _being(subject, be, [*negation, *very, adjective], words, question=question)
 

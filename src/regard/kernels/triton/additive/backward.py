@@ -82,7 +82,10 @@ class _Work(NamedTuple):
 
 
 def _boost(inputs: Inputs, grad_output: Tensor) -> Tensor | None:
-    """Return a power of two, computed from a bound on |dO| |V|, that scales dS into the range of float16."""
+    """Return a power of two, computed from a bound on |dO| |V|, that scales dS into the range of float16.
+
+    Return None for other dtypes, in which dS is not scaled.
+    """
     if inputs.query.dtype != torch.float16:
         return None
     bound = grad_output.float().norm(dim=-1).amax() * inputs.value.float().nan_to_num(0, 0, 0).norm(dim=-1).amax()
@@ -173,7 +176,8 @@ def backward(
 def _rows_to_fill(inputs: Inputs, *, partial: bool, split: bool) -> tuple[Tensor, Tensor]:
     """Allocate the gradients of query and key.
 
-    The tensors are filled with zeros if the kernels do not write all rows, or if several slabs add to the same keys.
+    The tensors are filled with zeros if the kernels do not write all rows (`partial`). If several slabs add to the same
+    keys (`split`), the gradient of the key is filled with zeros too, and is in float32.
     """
     query, key = inputs.query, inputs.key
     grad_query = (torch.zeros if partial else torch.empty)(query.shape, device=query.device, dtype=query.dtype)
@@ -194,7 +198,10 @@ def _turns(inputs: Inputs) -> list[range]:
 
 
 def _slab_pairs(inputs: Inputs, tuning: Tuning, *, series_first: bool) -> int:
-    """Return the number of pairs in a slab: enough to fill the device, in at most half the memory of the features."""
+    """Return the largest number of pairs in a slab: `slab_bytes` of dS.
+
+    With the series, a slab may be larger, to fill the device, up to half the size of the features of all heads.
+    """
     s = inputs.sizes
     room = tuning.slab_bytes // inputs.query.element_size()
     return max(room, min(feature_numbers(s) // 2, PAD * PAD * s.k_pad)) if series_first else room

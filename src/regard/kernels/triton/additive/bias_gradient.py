@@ -10,7 +10,10 @@ from regard.kernels.triton.additive.plan import launch
 
 @triton.jit
 def diagonal_sums(slab, boost, sums, slab_q, slab_k, rows, columns, ROWS: tl.constexpr, WIDE: tl.constexpr):
-    """Compute sums[z, d] = Σ_i slab[z, i, i + d - (rows - 1)] for one slab, d from 0 to rows + columns - 2."""
+    """Compute sums[z, d] = Σ_i slab[z, i, i + d - (rows - 1)] / boost, d from 0 to rows + columns - 2.
+
+    z is the index of a head in the slab; `boost` is 1 if it is None.
+    """
     z = tl.program_id(1)
     d = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
     distance = d - (rows - 1)

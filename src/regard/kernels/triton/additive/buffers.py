@@ -152,7 +152,10 @@ def room_for_features(s: Sizes, units: range, device: torch.device, dtype: torch
 
 
 def write_features(inputs: Inputs, notes: Notes, choice: Choice, made: Features, group: int = 1) -> None:
-    """Compute features of the key heads `made.units` by the chosen series; `group` harmonics of a unit are adjacent."""
+    """Compute features of the key heads `made.units` and their query heads by the chosen series, and fill `notes`.
+
+    `group` harmonics of a hidden unit are adjacent.
+    """
     s, direction = inputs.sizes, choice.direction
     launch(
         series_features.features, (max(s.q_pad, s.k_pad) // SPAN, len(made.units) * (s.h // s.g + 1), 1),

@@ -34,8 +34,8 @@ from regard.kernels.triton.additive.prepare import LIMIT, reciprocal, span_place
 # D' = u D is the denominator D = 1 + e^{2x} of a tanh times a reciprocal weight u of at most 1e8; x is the largest sum
 # query + key of a tile.
 QUIET = tl.constexpr(11.0)  # largest x + ln(u) / 2 for which a product of four u (1 + e^{2x}) fits float32
-# The largest x + ln(u) / 2 for which a product of two u (1 + e^{2x}) fits float32. Beyond it, the gradient kernel uses
-# a formula in which the derivative of a saturated tanh is 0, not a rounding error.
+# Up to this x + ln(u) / 2, a product of two u (1 + e^{2x}) fits float32 without clamping. Beyond it, the gradient
+# kernel uses a formula in which the derivative of a saturated tanh is 0, not a rounding error.
 CALM = tl.constexpr(12.0)
 CAP = tl.constexpr(1e18)  # limit of |D'|: a product of two denominators within this limit does not overflow
 TWO_LOG2E = tl.constexpr(2.8853900817779268)

@@ -1,8 +1,8 @@
 """Gradients of query, key and weight, computed from the gradient dS of the scores with the formulas of `exact`.
 
 A program holds (rows, features) of queries (or keys) in registers and loops over the keys (or queries), so nothing is
-summed across threads. With r = 1 / (1 + e^{2x}), ρ = 1/D' = w r and tanh' = 4 r (1 - r), the gradients are
-dq = 4 w u Σ dS ρ (1 - u ρ) and dw = Σ dS - 2 u Σ dS ρ.
+summed across threads. With x = query + key, u = 1/w, r = 1 / (1 + e^{2x}), ρ = 1/D' = w r and tanh' = 4 r (1 - r), the
+gradients are dq = 4 w u Σ dS ρ (1 - u ρ) and dw = Σ dS - 2 u Σ dS ρ.
 """
 
 import triton

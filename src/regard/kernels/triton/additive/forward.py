@@ -73,7 +73,7 @@ def _tuned(inputs: Inputs, pairs: Pairs, form: str, learning: bool) -> Tuning:
 def forward(
     inputs: Inputs, pairs: Pairs, *, form: str = "auto", learning: bool = False, tuning: Tuning | None = None
 ) -> tuple[Tensor, Tensor, Choice | None]:
-    """Return output (b, h, q, e), log-sum-exp (b, h, q), and the chosen series.
+    """Return output (b, h, q, e), log-sum-exp (b, h, q), and the chosen series, or None if no series serves the call.
 
     With `learning`, the series is that of the backward pass, so that the weights that the backward pass computes from
     the log-sum-exp sum to 1. The series is chosen on the device: both the series kernel and the exact kernel are

@@ -14,7 +14,7 @@ from regard.kernels.triton.additive.forward import forward
 from regard.kernels.triton.additive.pairs import EVERY, Pairs
 from regard.kernels.triton.additive.plan import SPAN, Inputs
 
-_MANY = 64  # largest number of launches that a function of `stored_call` caches, by alignments and masks
+_MANY = 64  # largest number of recipes that a function returned by `stored_call` caches, by alignments and masks
 
 
 def _spans(ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ class Pairs(NamedTuple):
     query_most: Any = None  # (b, q / SPAN) or None: largest segment id of each span of SPAN queries
     key_least: Any = None
     key_most: Any = None
-    mask: Any = None  # mask: bytes, indexed (b, h, q, k) by strides, 0 where it broadcasts; a byte of 0 masks a pair
+    mask: Any = None  # bytes, (b, h, q, k) with strides of 0 where the mask broadcasts; a byte of 0 masks a pair
     mask_b: Any = None
     mask_h: Any = None
     mask_q: Any = None

@@ -43,7 +43,7 @@ class Tuning(NamedTuple):
     series_score: Block = Block(128, 128, 64, warps=8, stages=4)
     series_feature: Block = Block(128, 256, 64, warps=8, stages=3)
     pieces: int = 2  # number of parts in which the series' forward softmax processes a tile
-    slab_bytes: int = 64 << 20  # smallest size of a slab of dS in bytes
+    slab_bytes: int = 64 << 20  # limit of the size of a slab of dS in bytes; with a series, the limit may be larger
     programs: int = 1024  # number of programs that fill a device; smaller launches are split into segments
 
 
@@ -212,7 +212,7 @@ class Inputs:
 
     @property
     def factored(self) -> bool:
-        """Return whether the exact kernels compute tanh from factors e^{2a} and e^{2b}: for tanh in float32.
+        """Return whether the exact kernels compute tanh(a + b) from factors e^{2a} and e^{2b}: for tanh in float32.
 
         In half precision, the sine series is used for sums within its range.
         """

@@ -102,7 +102,7 @@ def unit_range(lows, highs, unit, batch_heads, f, f_size, repeat, PARTS: tl.cons
 
 @triton.jit
 def nan_rows(x, x_n, x_f, stop, i0, f_size, ROWS: tl.constexpr, FB: tl.constexpr):
-    """Return 1 for rows that hold NaN: NaN is 0 in sums, and outputs that depend on it are set to NaN at the end."""
+    """Return 1 for rows that hold NaN: sums treat NaN as 0, and outputs that depend on it are set to NaN at the end."""
     i = i0 + tl.arange(0, ROWS)
     bad = tl.zeros((ROWS,), tl.int32)
     for f0 in range(0, f_size, FB):

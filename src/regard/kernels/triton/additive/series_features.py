@@ -69,7 +69,10 @@ def table_row(spans, weight, w_h, table, unit, groups, batch_heads, f_size, repe
 
 @triton.jit
 def _error(tops, f, f_size, reach):
-    """Return the summed squared errors of some features, relative to that of a feature with range `reach`."""
+    """Return the summed squared errors of the features f, relative to that of a feature with range `reach`.
+
+    The result is an integer in units of 1 / WHOLE.
+    """
     share = tl.exp(tl.minimum((tops - reach) * STEEP, 0.0)) * WHOLE
     return tl.sum(tl.where(f < f_size, share + 0.5, 0.0).to(tl.int32), 0)
 

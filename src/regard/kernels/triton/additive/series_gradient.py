@@ -17,7 +17,7 @@ GROUP = tl.constexpr(2)  # number of adjacent harmonics in the feature columns, 
 @triton.jit
 def _chain(g, x, fit, group, QUERY: tl.constexpr, ODD: tl.constexpr, NATIVE: tl.constexpr, BM: tl.constexpr,
            UNITS: tl.constexpr):  # fmt: skip
-    """Return what a group of harmonics adds to the gradient of x (rows, units / 4, 4) and of the weight.
+    """Return what a group of harmonics adds to the gradient of x (rows, units / 4, 4) and, with QUERY, of the weight.
 
     g (rows, units * 2 GROUP) are the sums of the module's docstring. The caller multiplies the gradient of x by the
     weight with QUERY, and divides it by log2(e) without QUERY.

@@ -80,7 +80,7 @@ def series_forward(
         e = tl.arange(0, EB)
         _, weight_sum, reach = weight_facts(weight + h * w_h, f_size, FB)
         calm, ceiling = calm_ceiling(reach, BOUNDED, output.dtype.element_ty == tl.float16, pairs.keep is not None)
-        if query_shift is not None:  # added to the log-sum-exp instead of to the scores of each tile
+        if query_shift is not None:  # the shift is added to the log-sum-exp instead of to the scores of each tile
             row_shift = tl.load(query_shift + z * q_pad + i, mask=i < n_q, other=0.0)
             ceiling -= row_shift * LOG2E
         most = tl.full((BM,), float("-inf"), tl.float32)

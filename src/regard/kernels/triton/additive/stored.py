@@ -141,7 +141,10 @@ class Recipe:
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, pairs: Pairs, weights: bool = False
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return output (b, h, q, e), log-sum-exp (b, h, q), stored scores, and the weights (b, h, q, k) or None."""
+        """Return output (b, h, q, e), log-sum-exp (b, h, q), stored scores, and attention weights (b, h, q, k).
+
+        Without `weights`, the last result is None.
+        """
         scores = self.pair_scores(query, key, weight, pairs)
         output, lse = value.new_empty(self.shape), scores.new_empty(self.rows)
         found = query.new_empty(self.pairs) if weights else None

@@ -41,7 +41,7 @@ def score_gradient(
     heads, groups, n_q, n_k, q_pad, k_pad, e_size,
     NATIVE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
-    """Compute dS of BM queries and BN keys: P (dO V' + dP - Σ dO O - Σ P dP + dlse); 0 in the padding.
+    """Compute dS of BM queries and BN keys: P (dO Vᵀ + dP - Σ dO O - Σ P dP + dlse); 0 in the padding.
 
     by_weights is dP, the gradient of the weights themselves (b, h, q, k), or None.
     """
@@ -107,7 +107,7 @@ def value_gradient(
     heads, groups, n_q, n_k, q_pad, k_pad, e_size,
     NATIVE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
-    """Compute dV = P' dO of BN keys and BE columns, summed over the queries of every head that shares them.
+    """Compute dV = Pᵀ dO of BN keys and BE columns, summed over the queries of every head that shares them.
 
     Programs from `units` on add up the parts of the gradients of weight and query that `feature_gradients` has stored
     in `work`: weight_parts rows of the weight's gradient, query_parts rows of the query's gradient.
@@ -160,7 +160,7 @@ def _value_tile(
 def _finite(x):
     """Return x with NaN as 0.
 
-    NaN in a key that no query attends must not enter a sum. For other keys, the result is NaN because dS is NaN.
+    NaN in a key that no query attends must not enter a sum. For other keys, the gradient is NaN because dS is NaN.
     """
     return tl.where(x == x, x, 0.0)
 

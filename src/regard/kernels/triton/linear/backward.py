@@ -25,9 +25,9 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def _upstream(change, output, peaks, at, row, inside, c_n, plane, E: tl.constexpr, EB: tl.constexpr):
-    """Return the output gradient do_i, δ_i = do_i · output_i, the largest exponent and 1 / d_i of rows.
+    """Return the output's gradient do_i, δ_i = do_i · output_i, the largest exponent and 1 / d_i of each row i.
 
-    1 / d_i is returned as 0 for a row whose keys are all masked.
+    d_i is the divisor of the row; 1 / d_i is returned as 0 for a row whose keys are all masked.
     """
     do = rows_of(change, at, inside, c_n, E, EB)
     o = rows_of(output, row, inside, E, E, EB)
@@ -46,7 +46,8 @@ def query_gradients(
 ):  # fmt: skip
     """Compute the gradient of the queries.
 
-    The gradient of ln φ_m(q_i), for feature m, is φ_m(q_i) / d_i (do_i·S_m − δ_i z_m).
+    With the symbols of the module `operator`, the gradient of ln φ_m(q_i), for feature m, is
+    φ_m(q_i) / d_i (do_i·S_m − δ_i z_m).
     """
     i0, z = tl.program_id(0) * BM, tl.program_id(1)
     b, h = (z // p.heads).to(tl.int64), z % p.heads
@@ -124,7 +125,7 @@ def key_gradients(
 ):  # fmt: skip
     """Compute the gradients of keys and values.
 
-    The gradient of ln φ_m(k_j), for feature m, is φ_m(k_j) (v_j·T_m + t_m).
+    With the symbols of the module `operator`, the gradient of ln φ_m(k_j), for feature m, is φ_m(k_j) (v_j·T_m + t_m).
     """
     j0, yy = tl.program_id(0) * BM, tl.program_id(1)
     groups = p.heads // p.group

@@ -44,7 +44,7 @@ def elu_features(x, keep, mapped, heads, x_b, x_h, x_n, m_b, m_h, n, padded,
 @triton.jit
 def quotients(sums, queries, total, divisor, output, n, E: tl.constexpr, EB: tl.constexpr, SIZE: tl.constexpr,
               D: tl.constexpr, R: tl.constexpr):  # fmt: skip
-    """Store the divisors d_i = φ(q_i)·z and the outputs sums_i / d_i; an output is 0 where d_i is 0."""
+    """Store the divisors d_i = φ(q_i) · total and the outputs sums_i / d_i; an output is 0 where d_i is 0."""
     i, z = tl.program_id(0) * R + tl.arange(0, R), tl.program_id(1)
     row = z.to(tl.int64) * n + i
     inside = i < n
@@ -87,8 +87,9 @@ def elu_gradients(x, keep, change, delta, total, grad, heads, x_b, x_h, x_n, m_b
                   R: tl.constexpr):  # fmt: skip
     """Store the gradient of queries, (df_i − δ_i z) φ'(q_i) / largest_i, or of keys, (df_j − t) φ'(k_j).
 
-    df is `change`, and largest_i is the largest feature of query i, by which `elu_features` divides. The vectors z or t
-    are rows of `total`, `width` entries apart: one row for each `chunk` positions of the `group` heads that share it.
+    df is `change`, the gradient of the features, and largest_i is the largest feature of query i, by which
+    `elu_features` divides. The vectors z or t are rows of `total`, `width` entries apart: one row for each `chunk`
+    positions of the `group` heads that share it.
     """
     i, z = tl.program_id(0) * R + tl.arange(0, R), tl.program_id(1)
     b, h = (z // heads).to(tl.int64), z % heads

@@ -1,10 +1,10 @@
 """Forward kernels of linear attention: sums over chunks of positions, and the outputs.
 
 An output is computed from the sum of the chunks before the query and from the keys of its own chunk. For a matrix
-product over the keys of a chunk, the exponent of a pair, l(q_i) + l(k_j), is split into l(q_i) + u and l(k_j) − u, with
-u the largest logarithm of the feature up to the end of the chunk. If the features of a chunk's keys span a factor of
-more than 2^SPAN, this split could underflow; if a key or value is not finite, a later key could change an earlier row.
-In both cases the chunk is computed pair by pair (`far_apart`).
+product over the keys of a chunk, the exponent of a pair, l(q_i) + l(k_j) with l = log2 φ, is split into l(q_i) + u and
+l(k_j) − u, with u the largest logarithm of the feature up to the end of the chunk. If the features of a chunk's keys
+span a factor of more than 2^SPAN, this split could underflow; if a key or value is not finite, a later key could change
+an earlier row. In both cases the chunk is computed pair by pair (`far_apart`).
 """
 
 from typing import Any, NamedTuple
@@ -143,8 +143,8 @@ def far_apart(rows, plane, slot, M: tl.constexpr, MP: tl.constexpr):
 def _met(x, peak, acc, d, v, seen):
     """Return the largest exponent, output sum and divisor of each row, with one more key added.
 
-    x holds l(q_i) + l(k) for each row and feature, v is the key's value, and `seen` marks the rows that attend to the
-    key.
+    x holds log2 φ(q_i) + log2 φ(k) for each row and feature, v is the key's value, and `seen` marks the rows that
+    attend to the key.
     """
     most = tl.maximum(peak, tl.where(seen, tl.max(x, 1), float("-inf")))
     fade = tl.exp2(peak - finite(most))

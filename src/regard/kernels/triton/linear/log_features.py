@@ -1,7 +1,8 @@
 """Device functions of linear attention: logarithms of features, sums over chunks of positions, and running sums.
 
 Features are computed as logarithms in base 2: l(x) = log2 φ(x). The sum over the positions of a chunk is stored as a
-matrix Σ φ(x) yᵀ, a total Σ φ(x) for each feature, and a shift for each feature: the largest l(x) of these positions.
+matrix Σ φ(x) yᵀ (y is a key's value or, for queries, the output's gradient), a total Σ φ(x) for each feature, and a
+shift for each feature: the largest l(x) of these positions.
 Features are divided by 2^shift before they are summed, so that no factor exceeds 1, whatever the size of the inputs.
 """
 

@@ -84,7 +84,7 @@ class _Plan:
             self.chunk, self.chunks, self.chunks + 1, b * g * (self.chunks + 1) * features, d**-0.25 / math.log(2),
             0.5 / math.sqrt(d) / math.log(2),
         )  # fmt: skip
-        pairs = self.chunk if call.causal else 16  # number of keys with which a query is paired one by one
+        pairs = self.chunk if call.causal else 16  # number of keys of a causal chunk; otherwise unused
         self.options = {"CAUSAL": call.causal, "KEEP": call.keep is not None, **self.constants, "BC": pairs}
         self.sums = self._summed(False, k, call.strides[1], call.strides[2])
         block = causal if call.causal else tuning.full
