@@ -154,3 +154,21 @@ def test_tensors_without_memory_use_other_code(request_: object) -> None:
 
     with FakeTensorMode(allow_non_fake_inputs=True):
         assert call(torch.empty(query.shape), torch.empty(key.shape)).shape == (*query.shape[:3], 8)
+
+
+@pytest.mark.parametrize("value_size", [1, 7, 16, 17, 80, 200])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_values_in_bfloat16_are_those_in_float32(rows: int, value_size: int) -> None:
+    """The code reads values in bfloat16 without a copy; the sums are those of the same numbers in float32."""
+    torch.manual_seed(8)
+    query, key = torch.randn(3, 2, rows, 20), torch.randn(3, 2, 23, 20)
+    value, weight = torch.randn(3, 2, 23, value_size).bfloat16(), torch.randn(20) / 4
+    visible = Visible(torch.tensor([23, 23, 5, 5, 0, 0]), None)
+    of_half = with_weights(query, key, value, weight, visible)
+    of_single = with_weights(query, key, value.float(), weight, visible)
+    assert of_half is not None
+    assert of_single is not None
+    assert torch.equal(of_half[0], of_single[0])
+    assert torch.equal(of_half[1], of_single[1])
+    value[1, 0, 4, -1] = torch.nan
+    assert with_weights(query, key, value, weight, visible) is None

@@ -17,7 +17,7 @@ CACHES = ("REGARD_CACHE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 def cold(device: str | None) -> None:
-    """Print a table of seconds for each mechanism."""
+    """Print the seconds of each mechanism's first call in a new process, with empty and with filled caches."""
     from regard.bench.command_output import chosen_device, header, machine
 
     device = chosen_device(device)

@@ -11,7 +11,7 @@ from regard.core.spans import all_of
 
 
 def allowed_keys(problem: Problem) -> Bool[Tensor, "... k"] | None:
-    """Return which keys the mask allows, (…, h or 1, k), or None if it allows all keys."""
+    """Return which keys the mask allows, (…, h or 1, k); None for a call without a mask that has keys."""
     mask, keys = problem.mask, problem.shape[-1]
     if mask is None:
         return None if keys else torch.ones(1, 0, dtype=torch.bool, device=problem.device)

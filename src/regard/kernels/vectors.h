@@ -7,11 +7,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Returns a number of bfloat16, given by its bits, as float32. */
+static inline float widened_one(uint16_t bits) {
+    uint32_t wide = (uint32_t)bits << 16;
+    float number;
+    memcpy(&number, &wide, sizeof(number));
+    return number;
+}
+
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #define LANES 16
 typedef __m512 vec;
 #define LOAD(p) _mm512_loadu_ps(p)
+#define WIDENED(p) /* loads LANES numbers of bfloat16 */ \
+    _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(p))), 16))
 #define STORE(p, x) _mm512_storeu_ps(p, x)
 #define FIRST(p, n) _mm512_maskz_loadu_ps((__mmask16)((1u << (n)) - 1), p) /* loads n < LANES numbers, then zeros */
 #define ALL(x) _mm512_set1_ps(x)
@@ -71,6 +81,8 @@ static inline void turn(vec *r) {
 #define LANES 8
 typedef __m256 vec;
 #define LOAD(p) _mm256_loadu_ps(p)
+#define WIDENED(p) /* loads LANES numbers of bfloat16 */ \
+    _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(p))), 16))
 #define STORE(p, x) _mm256_storeu_ps(p, x)
 #define FIRST(p, n) \
     _mm256_maskload_ps(p, _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)))
@@ -121,6 +133,7 @@ static inline vec between(vec x, long low, long high, float other) {
 #define LANES 1
 typedef float vec;
 #define LOAD(p) (*(p))
+#define WIDENED(p) widened_one(*(p)) /* loads a number of bfloat16 */
 #define STORE(p, x) (*(p) = (x))
 #define FIRST(p, n) (*(p))
 #define ALL(x) (x)

@@ -13,7 +13,7 @@ from regard.tasks.config import Needs, TaskConfig
 
 
 class SettingError(ValueError):
-    """Raised for a setting that does not exist, or for a value that a setting cannot have."""
+    """Raised for invalid settings: an unknown setting or one without effect, a bad value, missing files."""
 
 
 class InputError(ValueError):

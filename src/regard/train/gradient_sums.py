@@ -44,11 +44,11 @@ class Step(nn.Module):
 class GradientSums:
     """Sums the gradients of all workers, and stores the sums in the parameters' `grad` on every worker.
 
-    The first update sums all gradients at once, after the backward pass. This update shows which parameters have
-    gradients, so that DDP need not search the graph for unused parameters. Later updates use DDP, with two exceptions
-    that continue to sum all gradients at once: gradients that fit one message of DDP, because there is no communication
-    to overlap with computation and DDP would copy each gradient separately; and CUDA graphs, whose gradients have fixed
-    addresses. With `sharded`, FSDP2 has wrapped `step` already and sums the gradients itself.
+    The first update sums all gradients at once, after the backward pass. If it gives every parameter a gradient, DDP
+    does not search the graph for unused parameters in later updates; otherwise it does. Later updates use DDP, with two
+    exceptions that continue to sum all gradients at once: gradients that fit one message of DDP, because there is no
+    communication to overlap with computation and DDP would copy each gradient separately; and CUDA graphs, whose
+    gradients have fixed addresses. With `sharded`, FSDP2 has wrapped `step` already and sums the gradients itself.
     """
 
     def __init__(

@@ -18,7 +18,8 @@ Layers = Callable[[nn.Module], Iterable[nn.Module]]
 
 
 class Sharded:
-    """A sharded copy of a model for training. Meanwhile the unsharded model holds no memory, except inside `filled`.
+    """A sharded copy of a model for training. Meanwhile the parameters of the unsharded model hold no memory, except
+    inside `filled`.
 
     `step` is the module that computes the loss of a batch. Parameters that are in none of the `layers` are gathered
     when `step` is called.

@@ -163,7 +163,7 @@ def _mechanism(rng: Random, kind: str, case: Case) -> dict[str, Any]:
 
 
 def _any(rng: Random, case: Case) -> dict[str, Any]:
-    """Return any valid combination of score, normaliser, mask, bias and request."""
+    """Return a random valid combination of score, normaliser, mask, bias and request."""
     fields = {
         "score": rng.choice(list(SCORES)),
         "normalizer": rng.choice(list(NORMALIZERS)),

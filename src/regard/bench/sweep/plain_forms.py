@@ -65,7 +65,7 @@ def score(case: Case, query: Tensor, key: Tensor, weight: Tensor | None, *, fusi
 
 
 def prepared(case: Case, query: Tensor, key: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, float]:
-    """Return queries, keys and a factor whose product is the score."""
+    """Return queries, keys and a factor whose product is the score, or with a softcap the score before the cap."""
     if case.score == "cosine":
         return F.normalize(query, dim=-1), F.normalize(key, dim=-1), 10.0
     if case.score == "bilinear":

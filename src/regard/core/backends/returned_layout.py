@@ -61,7 +61,7 @@ def add_hook(output: Tensor, hook: Hook) -> None:
 
 
 def returner(strides: tuple[int, ...]) -> Hook:
-    """Return a hook that copies gradients to these strides."""
+    """Return a hook that copies gradients to these strides, unless the last axis of the gradient is not contiguous."""
 
     def returned(grad: Tensor) -> Tensor | None:
         if grad.stride() == strides or grad.stride(-1) != 1:

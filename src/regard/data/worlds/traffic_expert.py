@@ -136,7 +136,10 @@ def _targets(scenes: Scenes) -> Values:
 
 
 def _permitted(scenes: Scenes, target: Values) -> NDArray[np.int64]:
-    """Return, for each object (n, s), the fastest action without a collision with it within `HORIZON` seconds."""
+    """Return, for each object (n, s), the fastest action that avoids a collision with it within `HORIZON` seconds.
+
+    If holding the speed leads to a collision, the action is braking (0), even if braking does not avoid it.
+    """
     x, y, _, speed, _ = (column[:, None] for column in scenes.ego.T)
     ahead = scenes.place[..., 0] - x
     # Steering shifts the ego vehicle sideways by one metre in `_LOOK` metres, towards its path around the object.

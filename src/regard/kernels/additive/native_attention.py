@@ -16,6 +16,7 @@ from torch import Tensor
 from regard.kernels.additive.exponential import NEAR, REACH
 from regard.kernels.additive.pair_loops import PARALLEL, loaded, plain, segments
 from regard.kernels.derivatives import REFERENCE, once_only
+from regard.kernels.huge_pages import LARGE, on_huge_pages
 
 _AGAIN = 2**24  # up to this many hidden units in all pairs, gradients can be differentiated again
 
@@ -52,12 +53,23 @@ def _attended(
 ) -> tuple[Tensor, Tensor]:
     """Return output and weights, computed in float32; both are empty if a number is not finite or too large."""
     dtype = query.dtype
-    query, key, value, weight = (t if t.dtype == torch.float32 else t.float() for t in (query, key, value, weight))
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, weight)):
+    learning = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, weight))
+    if learning or value.dtype != torch.bfloat16:  # the forward pass alone reads values in bfloat16 too
+        value = _in_float32(value)
+    query, key, weight = _in_float32(query), _in_float32(key), _in_float32(weight)
+    if learning:
         results = cast(tuple[Tensor, Tensor], _Attention.apply(query, key, value, weight, visible, weighted))
     else:
         results = _forward(query, key, value, weight, visible, weighted)
     return results[0] if dtype == torch.float32 else results[0].to(dtype), results[1]
+
+
+def _in_float32(tensor: Tensor) -> Tensor:
+    if tensor.dtype == torch.float32:
+        return tensor
+    if 4 * tensor.numel() < LARGE or (torch.is_grad_enabled() and tensor.requires_grad):
+        return tensor.float()
+    return on_huge_pages(torch.empty_like(tensor, dtype=torch.float32)).copy_(tensor)
 
 
 def _forward(
@@ -65,14 +77,16 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return output, weights and totals; all three are empty if a number is not finite or too large.
 
+    The values are in float32 or bfloat16, the other tensors in float32.
+
     The weights are empty unless `weighted`. The totals (b, h, q, 2) are the largest score of each row and the inverse
     of its sum of exponentials.
     """
     inputs = [t.contiguous() for t in (query, key, weight, value)]
-    lead, empty = query.shape[:3], value.new_empty(0)
-    output, totals = value.new_empty(*lead, value.shape[3]), value.new_empty(*lead, 2)
-    weights = value.new_empty(*lead, key.shape[2]) if weighted else empty
-    numbers = _numbers(query, key, value, weight, visible)
+    lead, empty = query.shape[:3], query.new_empty(0)
+    output, totals = query.new_empty(*lead, value.shape[3]), query.new_empty(*lead, 2)
+    weights = query.new_empty(*lead, key.shape[2]) if weighted else empty
+    numbers = *_numbers(query, key, value, weight, visible), int(value.dtype == torch.bfloat16)
     bad = _functions()[0](
         *[t.data_ptr() for t in inputs], _pointer(visible.lengths), output.data_ptr(), totals.data_ptr(),
         weights.data_ptr() if weighted else None, *numbers, REACH, NEAR, _threads(query, key),
@@ -105,7 +119,7 @@ def _functions() -> tuple[Any, Any]:
     library = loaded()
     forward, backward = library.regard_additive_attention, library.regard_additive_gradients
     ends = [ctypes.c_double] * 2 + [ctypes.c_long]
-    forward.argtypes = [ctypes.c_void_p] * 8 + [ctypes.c_long] * 9 + ends
+    forward.argtypes = [ctypes.c_void_p] * 8 + [ctypes.c_long] * 10 + ends
     backward.argtypes = [ctypes.c_void_p] * 12 + [ctypes.c_long] * 10 + ends
     forward.restype, backward.restype = ctypes.c_int, None
     return forward, backward

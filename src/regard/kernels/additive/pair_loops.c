@@ -41,6 +41,7 @@ typedef struct {
      * if `banded`, i + high is the last column of row i. In the forward pass `second` receives the weights, if
      * requested; in the backward pass `fourth` holds their gradients, or is null. */
     const float *values, *change, *result;
+    const uint16_t *half_values; /* the values in bfloat16, in the forward pass only; then `values` is null */
     const long *lengths;
     float *totals; /* in the backward pass, the function for sums writes the gradients of the values here */
     long size, high, banded, sum_units, weight_rows; /* slice z uses row z % weight_rows of the weights */
@@ -98,11 +99,37 @@ static inline long visible(const job *j, long z, long i) {
         change(j, z, row, count, weights, changes);                                                 \
     }
 
+/* Writes `by` times the sum of the `count` rows of e values, weighted by the numbers in `weights`, to out. The values
+ * are `half`, in bfloat16, or else `values`, in float32. */
+static inline __attribute__((always_inline)) void weighted_sum(const float *values, const uint16_t *half, long count,
+                                                               long e, const float *weights, float by, float *out) {
+    long x = 0;
+    for (; x + LANES <= e;) {
+        vec t[TOGETHER];
+        long many = (e - x) / LANES < TOGETHER ? (e - x) / LANES : TOGETHER;
+        for (int u = 0; u < TOGETHER; u++) t[u] = ALL(0.0f);
+#define ADD_ROW(c, u) t[u] = FMA(ALL(weights[c]), half ? WIDENED(half + (c) * e + x + (u) * LANES) \
+                                                       : LOAD(values + (c) * e + x + (u) * LANES), t[u])
+        if (many == TOGETHER)
+            for (long c = 0; c < count; c++)
+                for (int u = 0; u < TOGETHER; u++) ADD_ROW(c, u);
+        else
+            for (long c = 0; c < count; c++)
+                for (int u = 0; u < many; u++) ADD_ROW(c, u);
+#undef ADD_ROW
+        for (int u = 0; u < many; u++, x += LANES) STORE(out + x, MUL(t[u], ALL(by)));
+    }
+    for (; x < e; x++) {
+        float t = 0.0f;
+        for (long c = 0; c < count; c++) t += weights[c] * (half ? widened_one(half[c * e + x]) : values[c * e + x]);
+        out[x] = t * by;
+    }
+}
+
 /* Computes the softmax of the `count` scores of a row and the weighted sum of the values; `scores` has room for LANES
  * more numbers. */
 static void weigh(const job *j, long z, long row, long count, float *scores) {
-    long e = j->size, x = 0;
-    const float *values = j->values + z * j->n_columns * e;
+    long e = j->size;
     float *out = j->first + row * e, most = -INFINITY;
     for (long c = 0; c < count; c++) most = scores[c] > most ? scores[c] : most;
     /* The exponential of this padding is about 1e-38, which does not change a sum of at least 1. */
@@ -115,24 +142,11 @@ static void weigh(const job *j, long z, long row, long count, float *scores) {
     }
     float whole = sum(total), check = 0.0f, inverted;
     inverted = count > 0 ? 1.0f / whole : 0.0f;
-    for (; x + LANES <= e;) {
-        vec t[TOGETHER];
-        long many = (e - x) / LANES < TOGETHER ? (e - x) / LANES : TOGETHER;
-        for (int u = 0; u < TOGETHER; u++) t[u] = ALL(0.0f);
-        if (many == TOGETHER)
-            for (long c = 0; c < count; c++)
-                for (int u = 0; u < TOGETHER; u++) t[u] = FMA(ALL(scores[c]), LOAD(values + c * e + x + u * LANES), t[u]);
-        else
-            for (long c = 0; c < count; c++)
-                for (int u = 0; u < many; u++) t[u] = FMA(ALL(scores[c]), LOAD(values + c * e + x + u * LANES), t[u]);
-        for (int u = 0; u < many; u++, x += LANES) STORE(out + x, MUL(t[u], ALL(inverted)));
-    }
-    for (; x < e; x++) {
-        float t = 0.0f;
-        for (long c = 0; c < count; c++) t += scores[c] * values[c * e + x];
-        out[x] = t * inverted;
-    }
-    for (x = 0; x < e; x++) check += out[x] * 0.0f;
+    if (j->half_values)
+        weighted_sum(0, j->half_values + z * j->n_columns * e, count, e, scores, inverted, out);
+    else
+        weighted_sum(j->values + z * j->n_columns * e, 0, count, e, scores, inverted, out);
+    for (long x = 0; x < e; x++) check += out[x] * 0.0f;
     if (!(check == 0.0f) || !(whole < INFINITY)) *j->bad = 1;
     if (j->second) {
         float *weights = j->second + row * j->n_columns;
@@ -410,14 +424,15 @@ void regard_exponentials(const float *given, float *target, long rows, long feat
 }
 
 #define ATTEND_CALL(NAME, ROW)                                                                       \
-    static int NAME##_attention(const float *rows, const float *columns, const float *weight, const float *values, \
-                                  const long *lengths, float *output, float *totals, float *weights, long slices, \
-                                  long n_rows, long n_columns, long features, long size, long high, long banded, \
-                                  long weight_rows, long threads) {                                  \
+    static int NAME##_attention(const float *rows, const float *columns, const float *weight, const void *values, \
+                                  long half, const long *lengths, float *output, float *totals, float *weights, \
+                                  long slices, long n_rows, long n_columns, long features, long size, long high, \
+                                  long banded, long weight_rows, long threads) {                     \
         int bad = 0;                                                                                 \
         job j = {.rows = rows, .columns = columns, .third = weight, .first = output, .second = weights, .slices = slices, \
                  .n_rows = n_rows, .n_columns = n_columns, .features = features, .segments = 1, .units = n_rows, \
-                 .unit_pairs = n_columns * (features + size / 4), .work = ROW##_attended, .values = values, \
+                 .unit_pairs = n_columns * (features + size / 4), .work = ROW##_attended, \
+                 .values = half ? 0 : values, .half_values = half ? values : 0, \
                  .lengths = lengths, .totals = totals, .size = size, .high = high, .banded = banded, .bad = &bad, \
                  .weight_rows = weight_rows};                                                        \
         run(&j, threads);                                                                            \
@@ -538,12 +553,12 @@ int regard_additive_scores(const float *query, const float *key, const float *we
 }
 
 /* The forward pass: writes output (z, q, e), totals (z, q, 2) and, if requested, weights (z, q, k) for query
- * (z, q, size), key (z, k, size), value (z, k, e) and weight (weight_rows, size). Returns 1 if a number is too large or
+ * (z, q, size), key (z, k, size), value (z, k, e; in bfloat16 if `half`) and weight (weight_rows, size). Returns 1 if a number is too large or
  * not finite, or a length is out of range, else 0. */
-int regard_additive_attention(const float *query, const float *key, const float *weight, const float *value,
+int regard_additive_attention(const float *query, const float *key, const float *weight, const void *value,
                               const long *lengths, float *output, float *totals, float *weights, long slices,
                               long n_rows, long n_columns, long size, long value_size, long high, long banded,
-                              long weight_rows, long plain, double reach, double near, long threads) {
+                              long weight_rows, long plain, long half, double reach, double near, long threads) {
     prepared made;
     long padded = (size + LANES - 1) / LANES * LANES;
     for (long z = 0; lengths && z < slices; z++)
@@ -552,7 +567,7 @@ int regard_additive_attention(const float *query, const float *key, const float 
                  &made))
         return 1;
     int bad = (plain ? plain_attention : made.near ? near_attention : far_attention)(
-        made.rows, made.columns, made.weight, value, lengths, output, totals, weights, slices, n_rows, n_columns,
+        made.rows, made.columns, made.weight, value, half, lengths, output, totals, weights, slices, n_rows, n_columns,
         padded, value_size, high, banded, weight_rows, threads);
     free(made.memory);
     return bad;

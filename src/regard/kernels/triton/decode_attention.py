@@ -282,7 +282,8 @@ def prepare(steps: Steps, tiles: Layout | None = None) -> Step:
     constants = {"WHOLE": tiles.splits == 1, "UNIT": unit, "F": f_size, "E": e_size, **sizes}
     if shared:
         constants["BR"] = max(16, triton.next_power_of_2(together))
-    else:  # Triton's interpreter has no inline assembly
+    else:
+        # FAST uses inline assembly, which Triton's interpreter cannot run.
         native = isinstance(_step, triton.runtime.JITFunction)
         constants["FAST"] = APPROXIMATE and additive and steps.itemsize == 2 and native
     block = Block(1, tiles.block_keys, warps=tiles.warps)

@@ -398,7 +398,7 @@ class Launches:
         return query_grad, key_grad, value_grad, slopes
 
     def _backward(self, change: tuple[int, ...]) -> tuple[Prepared, Prepared]:
-        """Return the launches of the two backward kernels; `change` are the strides of the output's gradient."""
+        """Return the launches of the two backward kernels; `change` has the strides of the output's gradient."""
         block, (_, queries, keys, *_), to = self.blocks[1], self.numbers, self.grads
         by_rows = self._prepared(local_rows, block, (*self.strides, change, to[0]), -(-queries // block.rows))
         by_keys = self._prepared(local_keys, block, (*self.strides, change, to[1], to[2]), -(-keys // block.columns))

@@ -422,7 +422,7 @@ class Plan:
     def _backward(self, change: tuple[int, ...]) -> tuple[Prepared, Prepared]:
         """Return the launch for the gradient of the queries and that for the gradients of keys and values.
 
-        `change` are the strides of the output's gradient.
+        `change` has the strides of the output's gradient.
         """
         (b, h, q, _), (_, g, k, _), to = self.shapes[0], self.shapes[2], self.grads
         rows, keys = self.tuning.rows, self.tuning.keys

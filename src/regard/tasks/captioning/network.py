@@ -86,8 +86,8 @@ def maps_of(backbone: nn.Module, pixels: Tensor) -> Tensor:
 def backbone_of(settings: ModelSettings, *, trained: bool = False) -> nn.Module:
     """Return the convolutional network of the encoder.
 
-    EfficientNet gets its ImageNet weights if `trained` is true or if the package with these weights is installed. They
-    are needed only for training: a trained run contains its weights.
+    EfficientNet gets its ImageNet weights if `trained` is true or, except on the meta device, if the package with these
+    weights is installed. They are needed only for training: a trained run contains its weights.
     """
     if settings.encoder == "residual":
         return ResidualNetwork(widths=settings.widths, blocks=settings.blocks, patch=settings.patch)

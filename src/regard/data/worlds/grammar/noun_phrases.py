@@ -180,7 +180,7 @@ def _adjective(word: Adjective, noun: Noun, head: Token, dice: Dice, *, plain: b
 def _determiner(dice: Dice, sort: str, noun: Noun, head: Token, following: str) -> tuple[list[Token], list[Made]]:
     """Return the English and Chinese words of a determiner, number or possessive, which precede a noun's adjectives.
 
-    In Chinese, a number or 这 ("this") requires the noun's measure word.
+    In Chinese, a number, 几, 这 ("this") and 那 ("that") require the noun's measure word.
     """
     if sort == "none":
         return [], []
