@@ -71,33 +71,6 @@ def test_masks_under_the_interpreter(queries: int, keys: int, workers: int, name
     assert not found[1].any()
 
 
-@pytest.mark.interpreted
-@pytest.mark.parametrize(
-    ("queries", "heads", "keys", "masked"), [(3, 4, 37, False), (1, 6, 700, True), (5, 2, 700, False)]
-)
-def test_rows_that_share_keys_in_half_precision(
-    queries: int, heads: int, keys: int, masked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One Triton program computes several heads and queries that share keys; padded keys hold NaN."""
-    from regard.kernels.triton import decode_attention
-
-    monkeypatch.setattr(decode_attention, "TOGETHER", 64)
-    torch.manual_seed(5)
-    sizes = (19, 11) if keys == 37 else (70, 130)
-    shapes = (heads, queries, sizes[0]), (2, keys, sizes[0]), (2, keys, sizes[1])
-    query, key, value = (torch.randn(2, *shape).half() for shape in shapes)
-    lengths, mask = torch.tensor([keys, 20]), torch.rand(2, keys) < 0.5 if masked else None
-    key[1, :, 20:], value[1, :, 20:] = torch.nan, torch.inf
-    allowed: Any = regard.padding(lengths)
-    if mask is not None:
-        mask[0, 100:350] = False
-        allowed = allowed & regard.dense(mask[:, None, None])
-    tensors = [tensor.double() for tensor in (query, key, value)]
-    plain = regard.attention(*tensors, score=regard.ScaledDot(0.3), mask=allowed, backend="reference").output
-    found = decode_attention.decode(query, key, value, None, lengths, mask, 0.3, 40)
-    torch.testing.assert_close(found.double(), plain, atol=2e-3, rtol=2e-3)
-
-
 STEP_MASKS = {
     "none": lambda lengths: None,
     "lengths": lambda lengths: regard.padding(lengths),

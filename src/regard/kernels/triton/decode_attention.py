@@ -25,9 +25,6 @@ _LEAST = 2**17  # smallest cost of a query row, in multiplications, for which it
 _PART = 2**15  # smallest cost of a range of keys, in multiplications
 _WAVES = 8  # keys are split into ranges for at most this many programs per multiprocessor
 _COLUMNS = 128  # number of value columns that one program of the merge computes
-# The largest number of query rows that one program of `_shared_step` computes, at most 64. With 0, `_shared_step` is
-# never used: it has not been run on a GPU yet.
-TOGETHER = 0
 
 
 # Whether half-precision inputs use the GPU's approximate tanh instruction, accurate to 11 bits, as training does.
@@ -133,68 +130,6 @@ def _step(
 
 
 @triton.jit
-def _shared_step(
-    query, key, value, weight, lengths, mask, output,
-    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, q_f, k_f, v_e, w_h, l_b,
-    scale, heads, group, queries, keys, stretch, splits,
-    WHOLE: tl.constexpr, UNIT: tl.constexpr, F: tl.constexpr, E: tl.constexpr,
-    BK: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, BR: tl.constexpr,
-):  # fmt: skip
-    """Compute what `_step` computes with dot scores, for all query rows that share a key head at once.
-
-    The query rows that share a key head are all queries of one group of heads (grouped-query attention).
-    """
-    y, part = tl.program_id(0), tl.program_id(1)
-    groups = heads // group
-    g = y % groups
-    b = (y // groups).to(tl.int64)
-    stop = tl.minimum(keys, (part + 1) * stretch)
-    if lengths is not None:
-        stop = tl.minimum(tl.load(lengths + b * l_b), stop).to(tl.int32)
-    r, f, e = tl.arange(0, BR), tl.arange(0, BF), tl.arange(0, BE)
-    rows = group * queries
-    h, i = g * group + r // queries, r % queries
-    q = tl.load(
-        query + (b * q_b + h[:, None] * q_h + i[:, None] * q_n) * UNIT + f[None, :] * q_f,
-        mask=(r < rows)[:, None] & (f < F)[None, :],
-        other=0.0,
-    )
-    best = tl.full((BR,), float("-inf"), tl.float32)
-    total = tl.zeros((BR,), tl.float32)
-    acc = tl.zeros((BR, BE), tl.float32)
-    key_at = key + (b * k_b + g * k_h) * UNIT + f[None, :] * k_f
-    value_at = value + (b * v_b + g * v_h) * UNIT + e[None, :] * v_e
-    for j0 in tl.range(part * stretch, stop, BK):
-        j = j0 + tl.arange(0, BK)
-        inside = j < stop
-        if mask is not None:
-            inside = inside & (tl.load(mask + b * keys + j, mask=inside, other=0) != 0)
-        at = j[:, None].to(tl.int64)
-        k = tl.load(key_at + at * (k_n * UNIT), mask=inside[:, None] & (f < F)[None, :], other=0.0)
-        scores = tl.dot(q, k.T, input_precision="ieee") * scale
-        scores = tl.where(inside[None, :], scores.to(tl.float32), float("-inf"))
-        new_best = tl.maximum(best, tl.max(scores, 1))
-        pivot = tl.where(new_best == float("-inf"), 0.0, new_best)  # `new_best` is -inf if all keys so far are masked
-        weights = tl.exp(scores - pivot[:, None])
-        fade = tl.exp(best - pivot)
-        total = total * fade + tl.sum(weights, 1)
-        v = tl.load(value_at + at * (v_n * UNIT), mask=inside[:, None] & (e < E)[None, :], other=0.0)
-        acc = tl.dot(weights.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
-        best = new_best
-    row = y.to(tl.int64) * rows + r
-    if WHOLE:
-        acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-        to = output + row[:, None] * E + e[None, :]
-        tl.store(to, acc.to(output.dtype.element_ty), mask=(r < rows)[:, None] & (e < E)[None, :])
-    else:
-        at = row * splits + part
-        parts = tl.num_programs(0).to(tl.int64) * rows * splits
-        tl.store(output + at[:, None] * E + e[None, :], acc, mask=(r < rows)[:, None] & (e < E)[None, :])
-        tl.store(output + parts * E + at, best, mask=r < rows)
-        tl.store(output + parts * (E + 1) + at, total, mask=r < rows)
-
-
-@triton.jit
 def _join(sums, output, splits, E: tl.constexpr, BS: tl.constexpr, BE: tl.constexpr):
     """Merge the results of the key ranges of one query row.
 
@@ -266,11 +201,8 @@ def prepare(steps: Steps, tiles: Layout | None = None) -> Step:
     `ScaledDot(scale)`.
     """
     (batch, heads, queries, f_size), (_, groups, keys, e_size) = steps.shapes[0], steps.shapes[2]
-    rows, additive, together = batch * heads * queries, steps.weight_step is not None, heads // groups * queries
-    # In half precision, tensor cores multiply all query rows that share a key head with its keys at once.
-    shared = not additive and steps.itemsize == 2 and 1 < together <= TOGETHER and max(f_size, e_size) <= 256
-    programs = batch * groups if shared else rows
-    tiles = tiles or layout(programs, keys, f_size, e_size, additive, steps.itemsize, steps.workers)
+    rows, additive = batch * heads * queries, steps.weight_step is not None
+    tiles = tiles or layout(rows, keys, f_size, e_size, additive, steps.itemsize, steps.workers)
     places = [place[:3] for place in steps.strides]
     unit = next(n for n in (16, 8, 4, 2, 1) if all(step % n == 0 for place in places for step in place))
     numbers = (
@@ -279,15 +211,11 @@ def prepare(steps: Steps, tiles: Layout | None = None) -> Step:
         heads, heads // groups, queries, keys, tiles.stretch, tiles.splits,
     )  # fmt: skip
     sizes = {"BK": tiles.block_keys, "BF": tiles.block_features, "BE": tiles.block_values}
-    constants = {"WHOLE": tiles.splits == 1, "UNIT": unit, "F": f_size, "E": e_size, **sizes}
-    if shared:
-        constants["BR"] = max(16, triton.next_power_of_2(together))
-    else:
-        # FAST uses inline assembly, which Triton's interpreter cannot run.
-        native = isinstance(_step, triton.runtime.JITFunction)
-        constants["FAST"] = APPROXIMATE and additive and steps.itemsize == 2 and native
+    # FAST uses inline assembly, which Triton's interpreter cannot run.
+    fast = APPROXIMATE and additive and steps.itemsize == 2 and isinstance(_step, triton.runtime.JITFunction)
+    constants = {"WHOLE": tiles.splits == 1, "UNIT": unit, "F": f_size, "E": e_size, **sizes, "FAST": fast}
     block = Block(1, tiles.block_keys, warps=tiles.warps)
-    step = Prepared(_shared_step if shared else _step, (programs, tiles.splits, 1), numbers, constants, block)
+    step = Prepared(_step, (rows, tiles.splits, 1), numbers, constants, block)
     columns = min(_COLUMNS, tiles.block_values)
     grid = rows, triton.cdiv(e_size, columns), 1
     merged = {"E": e_size, "BS": triton.next_power_of_2(tiles.splits), "BE": columns}
