@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from drawn_masks import mask_of
 from torch import Tensor
 
 import regard
 from interpreting import DEVICES
-from regard.core.masks import Mask
 
 # Masks and biases by name: batch, heads, key heads, queries, keys, and settings.
 CASES: dict[str, tuple[tuple[int, int, int, int, int], dict]] = {
@@ -21,24 +21,6 @@ CASES: dict[str, tuple[tuple[int, int, int, int, int], dict]] = {
     "softcap and distances": ((2, 2, 2, 9, 17), {"alibi": True, "cap": 2.0, "lengths": [17, 3]}),
     "long": ((1, 1, 1, 2, 3000), {"lengths": [2777]}),
 }
-
-
-def mask_of(given: dict, b: int, q: int, k: int, device: str) -> Mask | None:
-    parts: list[Mask] = []
-    if "band" in given:
-        low, high = given["band"]
-        parts.append(regard.causal() if low is None else regard.window(-low, high))
-    if "lengths" in given:
-        parts.append(regard.padding(torch.tensor(given["lengths"], device=device)))
-    if "segments" in given:
-        ids = torch.arange(q, device=device).expand(b, q) * 3 // q
-        parts.append(regard.segments(ids, ids))
-    if "mask" in given:
-        parts.append(regard.dense(torch.rand(b, 1, q, k, generator=torch.Generator().manual_seed(2)).to(device) > 0.6))
-    mask = parts[0] if parts else None
-    for part in parts[1:]:
-        mask = part if mask is None else mask & part
-    return mask
 
 
 class Drawn:

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from drawn_masks import mask_of
 from torch import Tensor
 
 import regard
 from interpreting import DEVICES
-from regard.core.masks import Mask
 
 KINDS = ("received", "entropy", "logsumexp")
 # Calls by name: (batch, heads, key heads, queries, keys, size), and settings of the masks, bias and scale.
@@ -20,24 +20,6 @@ CASES = {
     "bias": ((2, 2, 1, 37, 41, 16), {"bias": True}),
     "large scores": ((1, 1, 1, 37, 41, 16), {"scale": 300.0}),
 }
-
-
-def mask_of(given: dict, b: int, q: int, k: int, device: str) -> Mask | None:
-    parts = []
-    if "band" in given:
-        low, high = given["band"]
-        parts.append(regard.causal(offset=high) if low is None else regard.window(-low, high))
-    if "lengths" in given:
-        parts.append(regard.padding(torch.tensor(given["lengths"], device=device)))
-    if "segments" in given:
-        ids = torch.arange(q, device=device).expand(b, q) * 3 // q
-        parts.append(regard.segments(ids, ids))
-    if "mask" in given:
-        parts.append(regard.dense(torch.rand(b, 1, q, k, generator=torch.Generator().manual_seed(2)).to(device) > 0.6))
-    mask = parts[0] if parts else None
-    for part in parts[1:]:
-        mask = mask & part
-    return mask
 
 
 def expected(query: Tensor, key: Tensor, scale: float, allowed: Tensor, bias: Tensor | float, kind: str) -> Tensor:
