@@ -121,7 +121,7 @@ def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
     """Return the softmax over allowed keys; rows without allowed keys are 0, and so is their gradient."""
     if allowed is None:
         return torch.softmax(scores, -1)
-    if _no_row_empty(scores, allowed):  # this faster case reads the scores half as often
+    if _no_row_empty(scores, allowed):  # faster: no pass over the weights sets rows to 0
         return torch.softmax(torch.where(allowed, scores, -math.inf), -1)
     scores, filled = masked(scores, allowed)
     return torch.where(filled, torch.softmax(scores, -1), 0)

@@ -69,7 +69,7 @@ def aside(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Disable Python's garbage collection, because no tensor may be freed during capture."""
+    """Disable Python's cyclic garbage collection: in a capture it could free CUDA objects made outside of it."""
     enabled = gc.isenabled()
     gc.disable()
     try:

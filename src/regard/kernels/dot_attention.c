@@ -740,8 +740,8 @@ static void combine_received(const call *c, long z) {
 }
 
 /* Adds the contribution of the requested result (weights, their sums or the entropy) to the gradients `changes` of the
- * weights w of query i, for `count` keys from at->first on. Returns the gradient of ln sum exp(score), or 0: it is added
- * to the gradients of the scores, weighted by w, by `differentiate`. */
+ * weights w of query i, for `count` keys from at->first on. Returns the gradient of ln sum exp(score), or 0;
+ * `differentiate` multiplies it by w and adds it to the gradients of the scores. */
 static float add_requested(const call *c, const block *at, long i, long count, const float *w, float *changes) {
     const shape *s = c->s;
     long z = at->b * s->heads + at->h, place = z * s->queries + i;

@@ -68,7 +68,10 @@ def local(mask: Mask, rows: Stretch, columns: Stretch) -> Mask:
 
 
 def described(mask: Mask) -> str:
-    """Return a description of the mask: masks with equal descriptions need the same exchange."""
+    """Return the mask as text, which the processes compare to verify that all of them make the same call.
+
+    Segment ids are described by shape and dtype alone, because each process holds those of its own part.
+    """
     match mask:
         case Band(low, high):
             return f"band({low}, {high})"

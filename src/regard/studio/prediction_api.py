@@ -1,4 +1,8 @@
-"""Predictions of a run of any task: the inputs arrive as JSON; the result is the prediction, its record and a trace."""
+"""Predictions of a trained run of any task: the inputs arrive as JSON.
+
+The result has the answer as text, all fields of the prediction as JSON, and the id under which the trace of its
+attention is stored (None without attention).
+"""
 
 import base64
 import binascii
@@ -52,7 +56,7 @@ class Asked(BaseModel):
 
 
 def answer(runs: Sequence[Any], request: Asked, store: TraceStore, limits: Limits = LIMITS) -> dict[str, Any]:
-    """Return the prediction of a run for a request as JSON, with its record and the id of its trace in the store."""
+    """Return the prediction of a run for a request as JSON: the answer, all fields and the id of the stored trace."""
     from regard.train.run_directory import RunError
 
     run = run_at(runs, request.run)

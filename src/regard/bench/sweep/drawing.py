@@ -112,7 +112,10 @@ def _additive(rng: Random, case: Case) -> Case:
 
 
 def _step(rng: Random, case: Case) -> Case:
-    """Return the case with random sizes of a decoding step: few queries over a cache, without gradients."""
+    """Return the case with random sizes of a decoding step: few queries over a cache, without gradients.
+
+    A quarter of the cases have an additive score and a single head.
+    """
     step = replace(_itself(rng, case), gradients=False, queries=rng.choice((1, 1, 1, 2, 4, 8)))
     keys = max(step.queries, _length(rng, 16, LONGEST[case.device]))
     if rng.random() < 0.25:

@@ -1,4 +1,4 @@
-"""Linear and local attention compared with the same attention in eager torch operations."""
+"""Linear and local attention compared with the same attention in torch operations, eager and sometimes compiled."""
 
 from collections.abc import Callable
 

@@ -56,7 +56,7 @@ def not_worth_it(problem: Problem) -> str | None:
 
 
 def gives_weights(problem: Problem) -> bool:
-    """Return whether requested weights are computed together with the output: only the log-sum-exp is."""
+    """Return whether what the call requests is computed together with the output: so only for the log-sum-exp."""
     return isinstance(problem.request, LogSumExp)
 
 

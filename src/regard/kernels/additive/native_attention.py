@@ -75,7 +75,8 @@ def _in_float32(tensor: Tensor) -> Tensor:
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, weight: Tensor, visible: Visible, weighted: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return output, weights and totals; all three are empty if a number is not finite or too large.
+    """Return output, weights and totals; all three are empty if a number is not finite or too large, or
+    a length is out of range.
 
     The values are in float32 or bfloat16, the other tensors in float32.
 

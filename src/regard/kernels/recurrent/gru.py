@@ -39,7 +39,10 @@ class Forms(NamedTuple):
 
 
 def forms(inputs: Tensor) -> Forms:
-    """Return `forth` and `back`, compiled if the input gates (t, b, 3d) of all steps are many enough."""
+    """Return `forth` and `back`, compiled if the input gates (t, b, 3d) have so many numbers that compiling saves time.
+
+    They are not compiled in float64, for a single step or a single sequence, or without a C++ compiler.
+    """
     if inputs.numel() < _WORTH or inputs.dtype == torch.float64 or min(inputs.shape) < 2 or not compilation.compiler():
         return Forms(forth, back)
     return Forms(compiled(forth), compiled(back))

@@ -6,7 +6,7 @@ from regard.tasks.presets import cosine, presets
 
 
 def tiny() -> CaptioningConfig:
-    """The built-in world in about four minutes on two cores."""
+    """Trains on examples of the built-in world, in about four minutes on two cores."""
     return CaptioningConfig(
         preset="tiny",
         # Batches are small because the model needs a certain number of steps, of any batch size, until it distinguishes

@@ -13,7 +13,7 @@ def _training(steps: int, rate: float, *, every: int = 1000, **others: Any) -> T
 
 
 def tiny() -> DrivingConfig:
-    """The built-in world in a few minutes on two cores."""
+    """Trains on examples of the built-in world, in a few minutes on two cores."""
     return DrivingConfig(
         preset="tiny",
         data=DataSettings(train=80_000, valid=2000, test=4000, batch_tokens=256),

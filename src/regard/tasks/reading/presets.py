@@ -5,7 +5,7 @@ from regard.tasks.reading.config import DataSettings, ModelSettings, ReadingConf
 
 
 def tiny() -> ReadingConfig:
-    """The built-in world of stories in a few minutes on two cores."""
+    """Trains on stories of the built-in world, in a few minutes on two cores."""
     return ReadingConfig(
         preset="tiny",
         data=DataSettings(train=20_000, valid=200, test=500, longer=200, batch_tokens=2000),

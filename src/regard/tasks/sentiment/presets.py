@@ -6,7 +6,7 @@ from regard.tasks.sentiment.config import DataSettings, ModelSettings, Sentiment
 
 
 def tiny() -> SentimentConfig:
-    """The built-in world in about a minute on two cores."""
+    """Trains on examples of the built-in world, in about a minute on two cores."""
     return SentimentConfig(
         preset="tiny",
         data=DataSettings(train=20_000, valid=300, test=500, longer=200, batch_tokens=1700),

@@ -6,7 +6,7 @@ from regard.tasks.speech.config import DataSettings, FeatureSettings, ModelSetti
 
 
 def tiny() -> SpeechConfig:
-    """The built-in utterances in about three minutes on two cores: 8 kHz sound, characters as output."""
+    """Trains on the built-in utterances in about three minutes on two cores: 8 kHz sound, characters as output."""
     return SpeechConfig(
         preset="tiny",
         # With characters as symbols, transcripts of utterances longer than in training have few errors; with whole
