@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 _HOME = {
     "attention": "regard.core.attention",
     "explain": "regard.core.attention",
-    "Attended": "regard.core.attention",
+    "Attended": "regard.core.attended",
     "Plan": "regard.core.attention",
     "Score": "regard.core.scores",
     "Dot": "regard.core.scores",
@@ -68,7 +68,7 @@ if TYPE_CHECKING:  # repeats the public names for type checkers and editors
     from regard import models as models
     from regard import nn as nn
     from regard import parallel as parallel
-    from regard.core.attention import Attended as Attended
+    from regard.core.attended import Attended as Attended
     from regard.core.attention import Plan as Plan
     from regard.core.attention import attention as attention
     from regard.core.attention import explain as explain

@@ -1,4 +1,7 @@
-"""The kernel chosen for a recent call is reused only if nothing that the choice depends on has changed."""
+"""The kernel chosen for a recent call is reused only if nothing that the choice depends on has changed.
+
+Each test runs with the lookup in Python and with the lookup compiled from C, which also runs the call.
+"""
 
 import weakref
 from collections.abc import Callable
@@ -11,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 import regard
-from regard.core.recent_calls import recall
+from regard.core import recent_calls
 
 SHAPE = (2, 3, 23, 16)
 OFTEN = 3  # number of calls with new shapes and options after which `recall` returns the stored choice of a kernel
@@ -23,8 +26,29 @@ class Own(torch.Tensor):
     """A user-defined subclass of Tensor."""
 
 
+@pytest.fixture(scope="module")
+def compiled() -> Callable[..., Any] | None:
+    """Return the compiled lookup, which is loaded after many repeated calls; None if it cannot be compiled."""
+    x = torch.randn(1, 1, 2, 8)
+    for _ in range(MOST):
+        if recent_calls.compiled_call is not None:
+            break
+        regard.attention(x, x, x)
+    return recent_calls.compiled_call
+
+
+@pytest.fixture(params=["python", "compiled"], autouse=True)
+def lookup(
+    request: pytest.FixtureRequest, compiled: Callable[..., Any] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if request.param == "compiled" and compiled is None:
+        pytest.skip("no C compiler, or no headers of Python")
+    monkeypatch.setattr(recent_calls, "compiled_call", compiled if request.param == "compiled" else None)
+
+
 def recalled(*tensors: Any, mask: Any = None, dropout: Any = 0.0, score: Any = regard.ScaledDot()) -> bool:
-    return recall(*tensors, score, SOFTMAX, mask, None, dropout, None) is not None
+    find = recent_calls.compiled_call or recent_calls.recall
+    return find(*tensors, score, SOFTMAX, mask, None, dropout, None) is not None
 
 
 def repeat(*tensors: Any, mask: Any = None) -> None:
@@ -49,6 +73,32 @@ def test_other_values_are_recalled_and_give_the_same_result_as_the_reference(kno
     assert recalled(*others)
     expected = regard.attention(*others, backend="reference").output
     torch.testing.assert_close(regard.attention(*others).output, expected)
+
+
+def test_requested_weights_of_a_repeated_call(known: list[torch.Tensor]) -> None:
+    for _ in range(OFTEN):
+        attended = regard.attention(*known, weights=regard.full())
+    right = regard.attention(*known, weights=regard.full(), backend="reference")
+    torch.testing.assert_close(attended.output, right.output)
+    torch.testing.assert_close(attended.weights, right.weights)
+    assert attended.log_prob is None
+
+
+def test_values_that_a_kernel_refuses_are_computed_by_another(known: list[torch.Tensor]) -> None:
+    """With Inf in a masked value, the kernel of the repeated call computes no result."""
+    mask = regard.padding(torch.tensor([22, 23]))
+    repeat(*known, mask=mask)
+    known[2][0, 0, 22, 3] = torch.inf
+    right = regard.attention(*known, mask=mask, backend="reference").output
+    assert right.isfinite().all()
+    torch.testing.assert_close(regard.attention(*known, mask=mask).output, right)
+
+
+def test_an_error_of_a_repeated_call_reaches_the_caller(known: list[torch.Tensor]) -> None:
+    lengths = torch.tensor([22, 23])
+    repeat(*known, mask=regard.padding(lengths))
+    with pytest.raises(ValueError, match="length"):
+        regard.attention(*known, mask=regard.padding(torch.tensor([22, 24])))
 
 
 def test_one_tensor_may_be_query_key_and_value() -> None:
@@ -120,7 +170,8 @@ def test_another_mode_is_not_recalled(known: list[torch.Tensor], mode: str) -> N
 
 
 def test_grad_mode_is_part_of_a_call() -> None:
-    leaf = torch.randn(2, 3, 31, 16, requires_grad=True)
+    length = 31 if recent_calls.compiled_call is None else 37  # a length that no test has used before
+    leaf = torch.randn(2, 3, length, 16, requires_grad=True)
     for context in (nullcontext, torch.no_grad):
         with context():
             assert not recalled(leaf, leaf, leaf)

@@ -4,6 +4,7 @@ The call:
 - `attention`: `attention` and `explain`, the public functions;
 - `problem`: the record of a call's checked arguments, which every backend receives;
 - `dispatch`: the table from which a call's backend is chosen;
+- `attended`: the result of attention;
 - `signatures`: the cache key under which the chosen backend is stored; `recent_calls`: a faster lookup of that choice
   for repeated calls;
 - `backends/`: the implementations of attention;

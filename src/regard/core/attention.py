@@ -5,13 +5,15 @@ import math
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
-from regard.core import dispatch, recompute, sharding, torch_names
+from regard.core import dispatch, recent_calls, recompute, sharding, torch_names
+from regard.core.attended import Attended, with_output
 from regard.core.backends.block_grid import grid, values_unavailable
 from regard.core.biases import Bias
 from regard.core.dispatch import BACKENDS, Backend, stored
@@ -32,34 +34,6 @@ Observer = Callable[[Problem, Callable[[], "Attended"]], "Attended"]
 # Functions that observe every attention call. Each receives the `Problem` and a function that computes the result, and
 # returns the result. There is usually no observer, and a call then only tests whether this tuple is empty.
 observers: tuple[Observer, ...] = ()
-
-_new, _set = object.__new__, object.__setattr__
-_NO_TUPLE = "Attended is no tuple: read its output, weights and log_prob by name, as in attended.output"
-
-
-@dataclass(frozen=True, eq=False)
-class Attended:
-    """The result of attention: `output` (…, heads, queries, value size), and the requested `weights` or their summary.
-
-    `log_prob` (…, heads, queries) is the log-probability of the key that hard attention chose for each query.
-    """
-
-    output: Float[Tensor, "... q e"]
-    weights: Tensor | Top | None = None
-    log_prob: Float[Tensor, "... q"] | None = None
-
-    def __iter__(self) -> Iterator[object]:
-        raise TypeError(_NO_TUPLE)
-
-    def __getitem__(self, place: object) -> NoReturn:
-        raise TypeError(_NO_TUPLE)
-
-
-def with_output(output: Tensor) -> Attended:
-    """Return `Attended(output)`, bypassing the frozen dataclass's constructor, which takes three times as long."""
-    attended = _new(Attended)
-    _set(attended, "output", output)
-    return attended
 
 
 @dataclass(frozen=True, repr=False)
@@ -125,7 +99,15 @@ def attention(
         return _sharded(sharding.current, query, key, value, score, normalize, mask, bias, dropout, weights, backend)
     described: Hashable | None = None
     if backend == "auto" and generator is None and not observers:
-        route = recall(query, key, value, score, normalize, mask, bias, dropout, weights)
+        route: dispatch.Route | None = None
+        call = None if is_dynamo_compiling() else recent_calls.compiled_call
+        if call is None:
+            route = recall(query, key, value, score, normalize, mask, bias, dropout, weights)
+        else:
+            found = call(query, key, value, score, normalize, mask, bias, dropout, weights)
+            if type(found) is Attended:
+                return found
+            route = found
         if route is None:
             described = signature(query, key, value, score, normalize, mask, bias, dropout, weights)
             # `described` is None under torch.compile, which must not trace the dictionary of stored `Route` objects:

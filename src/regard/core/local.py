@@ -14,7 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.core import attention, sharding
-from regard.core.attention import AnyScore, Attended, gathered_attention
+from regard.core.attended import Attended
+from regard.core.attention import AnyScore, gathered_attention
 from regard.core.backends import local_kernels
 from regard.core.nonfinite import finite, harmless
 from regard.core.normalizers import filled_with

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.core.attention import Attended
+from regard.core.attended import Attended
 
 Part = Attended | tuple[Tensor, Tensor]
 

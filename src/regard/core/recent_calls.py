@@ -10,6 +10,7 @@ caches, and each line then takes several times as long. In a version of torch wi
 stored, and a signature is computed for each call.
 """
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,8 +20,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
+from regard.core.attended import Attended
 from regard.core.signatures import WITHOUT_TENSORS, record_key, records_of
 from regard.kernels import cuda_graphs
+from regard.kernels.native_library import extension
 
 if TYPE_CHECKING:
     from regard.core.dispatch import Route
@@ -34,10 +37,17 @@ _NEVER = object()
 _has_gradients, _deterministic = torch.is_grad_enabled, torch._C._get_deterministic_algorithms
 # The stored calls, newest first. Each entry has: score, normaliser, mask, bias and request, each replaced by `_NEVER`
 # if it holds tensors; weak references to score, mask and bias if they hold tensors; dropout; whether grad mode was on,
-# deterministic algorithms were required and a CUDA graph was recorded; the guard of query, key and value; the `Route`;
-# the cache keys of score, normaliser, mask, bias and request; the classes of score, mask and bias.
+# deterministic algorithms were required and a CUDA graph was recorded; the guard of query, key and value; the `Route`
+# and its functions; the cache keys of score, normaliser, mask, bias and request; the classes of score, mask and bias.
 _recent: tuple[tuple[Any, ...], ...] = ()
 _missed: dict[int, int] = {}  # maps id(`Route`) to the number of its calls that `recall` did not find
+# `recall` and the call of the route's function, compiled from C: it takes the arguments of `recall`, and returns the
+# result (`Attended`), the `Route` if its functions refuse the values of the tensors, or None. It is None until `recall`
+# has found `_OFTEN` calls, or, where an earlier process has compiled it, until a call is stored.
+compiled_call: Callable[..., Any] | None = None
+_extension: Any = None
+_OFTEN = 64
+_found = 0  # the number of calls that `recall` has found
 
 
 def recall(
@@ -45,6 +55,7 @@ def recall(
     request: object,
 ) -> "Route | None":  # fmt: skip
     """Return the `Route` of a stored call whose arguments differ from these only in tensor values, or None."""
+    global _found
     if is_dynamo_compiling() or not type(query) is type(key) is type(value) is Tensor or type(dropout) is not float:
         return None
     # torch's guard would crash the process on a nested tensor, which has no strides.
@@ -53,7 +64,7 @@ def recall(
     grad, deterministic = _has_gradients(), _deterministic()
     for (
         score_, normalize_, mask_, bias_, request_, score_held, mask_held, bias_held, dropout_, grad_, deterministic_,
-        recording, check, route, _, _,
+        recording, check, route, _, _, _, _,
     ) in _recent:  # fmt: skip
         if (
             normalize is normalize_
@@ -65,6 +76,9 @@ def recall(
             if dropout != dropout_ or grad is not grad_ or deterministic is not deterministic_:
                 continue
             if recording is cuda_graphs.recording and check(query, key, value):
+                _found += 1
+                if _found == _OFTEN:
+                    _load(compiles=True)
                 return route
     return _recall_by_keys(query, key, value, score, normalize, mask, bias, dropout, request)
 
@@ -78,10 +92,11 @@ def _recall_by_keys(
 
     Score, normaliser, mask, bias and request are compared by their cache keys.
     """
+    global _found
     grad, deterministic, own, records, kinds = _has_gradients(), _deterministic(), None, None, None
     for (
         score_, normalize_, mask_, bias_, request_, score_held, _, bias_held, dropout_, grad_, deterministic_,
-        recording, check, route, known, kinds_,
+        recording, check, route, _, _, known, kinds_,
     ) in _recent:  # fmt: skip
         if (
             (score is score_ or _same(score, score_held))
@@ -105,6 +120,9 @@ def _recall_by_keys(
         if dropout != dropout_ or grad is not grad_ or deterministic is not deterministic_:
             continue
         if recording is cuda_graphs.recording and check(query, key, value):
+            _found += 1
+            if _found == _OFTEN:
+                _load(compiles=True)
             return route
     return None
 
@@ -129,8 +147,26 @@ def remember(
     modes = dropout, _has_gradients(), _deterministic(), cuda_graphs.recording
     held = [_held(record) for record in (score, mask, bias)]
     kinds = type(score), type(mask), type(bias)
-    call = (*without_tensors, *held, *modes, _check(query, key, value), route, records_of(*records), kinds)
+    functions = route, route.with_request, route.direct
+    call = (*without_tensors, *held, *modes, _check(query, key, value), *functions, records_of(*records), kinds)
     _recent = (call, *_recent[: _MOST - 1])
+    if compiled_call is None:
+        _load(compiles=False)
+    else:
+        _extension.store(_recent)
+
+
+@functools.cache
+def _load(*, compiles: bool) -> None:
+    """Set `compiled_call`, if the extension module was compiled before or `compiles` is True."""
+    global compiled_call, _extension
+    _extension = extension("regard.core", "recent_calls.c", compiles=compiles)
+    if _extension is None:
+        return
+    functions = _has_gradients, _deterministic, forward_ad, cuda_graphs, _recall_by_keys
+    _extension.prepare(Tensor, Attended, *functions)
+    _extension.store(_recent)
+    compiled_call = _extension.call
 
 
 class _Held(NamedTuple):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from regard.core.attention import Attended
+    from regard.core.attended import Attended
 
 
 @runtime_checkable

@@ -1,4 +1,5 @@
-"""C files of this package as shared libraries: compiled once for each machine, then loaded from the user's cache.
+"""C files of this package as shared libraries or extension modules: compiled once for each machine, then loaded from
+the user's cache.
 
 The C files include no header of torch, so compiling takes a second; a later process loads the library in milliseconds.
 """
@@ -12,9 +13,13 @@ import platform
 import shutil
 import stat
 import subprocess
+import sysconfig
 import tempfile
 from importlib import resources
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 _log = logging.getLogger("regard")
 # -ffast-math is not used: linking with it would flush subnormal numbers to 0 in the whole process. If torch has loaded
@@ -22,6 +27,7 @@ _log = logging.getLogger("regard")
 _OPENMP = "-fopenmp"
 _HEADERS = ("vectors.h", "bfloat16.h", "regions.h")  # their text precedes every C file, so the cache key includes it
 _FLAGS = ("-O3", "-march=native", "-std=c11", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math")
+_EXTENSION_FLAGS = ("-O2", "-std=c11", "-fPIC", "-shared", "-pthread")
 
 
 @functools.cache
@@ -48,21 +54,51 @@ def library(package: str, *names: str) -> ctypes.CDLL | None:
     path = compiler()
     if path is None or platform.system() != "Linux":
         return None
+    flags = (_OPENMP, *_FLAGS)
     headers = [resources.files("regard.kernels").joinpath(header) for header in _HEADERS]
     files = (*headers, *(resources.files(package).joinpath(name) for name in names))
     source = b"".join(file.read_bytes() for file in files)
     try:
-        return ctypes.CDLL(str(_compiled(path, source, Path(names[-1]).stem)))
+        return ctypes.CDLL(str(_compiled(path, source, Path(names[-1]).stem, flags)))
     # RuntimeError: the compiler reports errors, or the user has no home directory.
     except (OSError, RuntimeError, subprocess.SubprocessError) as problem:
         _log.warning("%s cannot be compiled, slower code runs in its place: %s", names[-1], problem)
         return None
 
 
-def _compiled(compiler_path: str, source: bytes, stem: str) -> Path:
+def extension(package: str, name: str, *, compiles: bool) -> ModuleType | None:
+    """Return the C file `name` of a package as a loaded extension module of Python.
+
+    Return None if it cannot be compiled, as without Python's headers, or if the cache does not have it and `compiles`
+    is False.
+    """
+    path, headers = compiler(), sysconfig.get_paths()["include"]
+    if path is None or platform.system() != "Linux" or not Path(headers, "Python.h").exists():
+        return None
+    source, stem = resources.files(package).joinpath(name).read_bytes(), Path(name).stem
+    try:
+        built = _compiled(path, source, stem, (*_EXTENSION_FLAGS, f"-I{headers}"), compiles=compiles)
+        loader = ExtensionFileLoader(stem, str(built))
+        spec = spec_from_file_location(stem, built, loader=loader)
+        assert spec is not None
+        module = module_from_spec(spec)
+        loader.exec_module(module)
+        return module
+    except _NotCompiledError:
+        return None
+    except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as problem:
+        _log.warning("%s cannot be compiled, slower code runs in its place: %s", name, problem)
+        return None
+
+
+class _NotCompiledError(Exception):
+    """The cache does not have a C file, and it is not to be compiled now."""
+
+
+def _compiled(compiler_path: str, source: bytes, stem: str, flags: tuple[str, ...], *, compiles: bool = True) -> Path:
     """Return the path of the shared library, compiled if the cache has none for this compiler, source and processor."""
     version = subprocess.run([compiler_path, "--version"], capture_output=True, check=True, timeout=600).stdout
-    parts = (source, version, " ".join((_OPENMP, *_FLAGS)).encode(), _processor())
+    parts = (source, version, " ".join(flags).encode(), _processor())
     folder = cache_folder() / "native"
     target = folder / f"{stem}-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:32]}.so"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -70,12 +106,15 @@ def _compiled(compiler_path: str, source: bytes, stem: str) -> Path:
     if target.exists():
         _refuse_foreign(target)
         return target
+    if not compiles:
+        raise _NotCompiledError
     with tempfile.TemporaryDirectory(dir=folder) as room:
         written, built = Path(room) / f"{stem}.c", Path(room) / f"{stem}.so"
         written.write_bytes(source)
-        command = [compiler_path, *_FLAGS, str(written), "-o", str(built)]
-        done = subprocess.run([*command, _OPENMP], capture_output=True, text=True, timeout=600)
-        if done.returncode:  # the compiler may lack OpenMP; without OpenMP the library runs on one thread
+        command = [compiler_path, *(flag for flag in flags if flag != _OPENMP), str(written), "-o", str(built)]
+        openmp = [_OPENMP] if _OPENMP in flags else []
+        done = subprocess.run([*command, *openmp], capture_output=True, text=True, timeout=600)
+        if done.returncode and openmp:  # the compiler may lack OpenMP; without OpenMP the library runs on one thread
             done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         if done.returncode:
             raise RuntimeError(done.stderr.strip() or f"{compiler_path} ended with code {done.returncode}")

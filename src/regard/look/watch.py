@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from regard.core import attention as core
-from regard.core.attention import Attended
+from regard.core.attended import Attended
 from regard.core.problem import Problem
 from regard.look.attention_records import Given, Record, nbytes
 from regard.look.capture import flex_calls, multihead_modules, regard_calls, sdpa_calls, softmax_calls

@@ -9,7 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.core import sharding
-from regard.core.attention import AnyScore, Attended, attention
+from regard.core.attended import Attended
+from regard.core.attention import AnyScore, attention
 from regard.core.normalizers import Normalizer, Softmax
 from regard.core.problem import check_normalizer
 from regard.core.requests import Request, Top

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from regard.core.attention import Attended, attention
+from regard.core.attended import Attended
+from regard.core.attention import attention
 from regard.core.normalizers import Hard, Normalizer
 from regard.core.requests import Request, full
 from regard.core.scores import Additive, float_tensor

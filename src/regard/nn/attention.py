@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from regard.core.attention import AnyScore, Attended, attention
+from regard.core.attended import Attended
+from regard.core.attention import AnyScore, attention
 from regard.core.hard import read_expected
 from regard.core.masks import Mask
 from regard.core.normalizers import Hard, Normalizer, Softmax

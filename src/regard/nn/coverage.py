@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from regard.core.attention import Attended
+from regard.core.attended import Attended
 from regard.core.normalizers import Normalizer, Softmax
 from regard.core.problem import HALF, check_normalizer
 from regard.core.requests import Request

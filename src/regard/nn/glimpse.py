@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.core.attention import Attended
+from regard.core.attended import Attended
 from regard.core.problem import HALF
 from regard.core.requests import Request
 from regard.core.scores import float_tensor

@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from regard.core.attention import AnyScore, Attended, attention
+from regard.core.attended import Attended
+from regard.core.attention import AnyScore, attention
 from regard.core.local import local_attention
 from regard.core.masks import padding
 from regard.core.normalizers import Hard

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from regard.core.attention import Attended
+from regard.core.attended import Attended
 from regard.core.problem import HALF
 from regard.core.requests import Request
 from regard.core.scores import unit

@@ -7,7 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.core import sharding, torch_names
-from regard.core.attention import AnyScore, Attended, attention, with_output
+from regard.core.attended import Attended, with_output
+from regard.core.attention import AnyScore, attention
 from regard.core.biases import Bias, as_bias
 from regard.core.masks import Mask
 from regard.core.normalizers import Normalizer, Softmax

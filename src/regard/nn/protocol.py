@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.core.attention import Attended
+from regard.core.attended import Attended
 from regard.core.requests import Request
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from regard.core.attention import Attended
+from regard.core.attended import Attended
 from regard.core.biases import Bias
 from regard.core.hard import choose
 from regard.core.masks import Mask

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from regard.core.attention import Attended
+from regard.core.attended import Attended
 from regard.core.requests import Request
 from regard.core.scores import float_tensor
 from regard.nn.argument_checks import check_sizes

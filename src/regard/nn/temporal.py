@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from regard.core.attention import AnyScore, Attended
+from regard.core.attended import Attended
+from regard.core.attention import AnyScore
 from regard.core.requests import Received, Request, Top, full
 from regard.core.scores import float_tensor
 from regard.nn.alignment_steps import clean_memory

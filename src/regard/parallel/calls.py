@@ -14,7 +14,8 @@ from torch import Tensor
 
 from regard.core import attention as core
 from regard.core import sharding
-from regard.core.attention import AnyScore, Attended
+from regard.core.attended import Attended
+from regard.core.attention import AnyScore
 from regard.core.backends import blocked
 from regard.core.biases import Bias, Rule, as_bias
 from regard.core.custom import Custom

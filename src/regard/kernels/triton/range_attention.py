@@ -357,6 +357,9 @@ class Plan:
         self.tuning, self.constants = _tiles(d, e, q <= FEW.rows and k <= _FEW_KEYS, kind)
         self.strides, (self.output, *self.grads) = strides, _new_strides(shapes, strides)
         self.shape, self.rows, self.shapes, self.dtype = (b, h, q, e), (b, h, q), shapes, kind.dtype
+        # `empty_like` takes half as long as `empty_strided`; it returns tensors of these strides if there are no gaps.
+        self.like_query = d == e and self.output == strides[0] == self.grads[0]
+        self.grads_alike = self.grads == list(strides)
         self.numbers = h, h // g, q, k, kind.scale
         block = self.tuning.forward
         self.launch = self._prepared(range_forward, block, (*strides, self.output), -(-q // block.rows), b * h)
@@ -373,7 +376,10 @@ class Plan:
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output, and the log-sum-exps: None without a backward pass or with sigmoid weights."""
         device = query.device
-        output = torch.empty_strided(self.shape, self.output, dtype=self.dtype, device=device)
+        if self.like_query:
+            output = torch.empty_like(query)
+        else:
+            output = torch.empty_strided(self.shape, self.output, dtype=self.dtype, device=device)
         summed = learning and rules.shift is None
         lse = torch.empty(self.rows, dtype=torch.float32, device=device) if summed else None
         # New tensors are aligned to 16 bytes. If query, key and value are aligned to 16 bytes too, the properties of
@@ -390,10 +396,14 @@ class Plan:
     ) -> list[Tensor | None]:  # fmt: skip
         """Return the gradients of query, key and value, and of `learned`, the table or bias, if it is given."""
         launches = self.backward.get(change.stride()) or self._backward(change.stride())
-        query_grad, key_grad, value_grad = grads = [
-            torch.empty_strided(shape, place, dtype=self.dtype, device=query.device)
-            for shape, place in zip(self.shapes, self.grads, strict=True)
-        ]
+        if self.grads_alike:
+            grads = [torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)]
+        else:
+            grads = [
+                torch.empty_strided(shape, place, dtype=self.dtype, device=query.device)
+                for shape, place in zip(self.shapes, self.grads, strict=True)
+            ]
+        query_grad, key_grad, value_grad = grads
         delta = None if lse is None else torch.empty_like(lse)
         aligned = not (query.data_ptr() | key.data_ptr() | value.data_ptr() | change.data_ptr()) & 15
         key_of = (known,) if known is not None and aligned else None

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from regard.core.attention import Attended
+from regard.core.attended import Attended
 from regard.core.normalizers import Hard
 from regard.core.problem import Problem
 from regard.core.scores import ScaledDot

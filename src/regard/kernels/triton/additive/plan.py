@@ -71,25 +71,51 @@ _compiled: dict[Any, Any] = {}
 _MANY = 16384
 
 
-def launcher(compiled: Any) -> Callable[..., None]:
+def launcher(compiled: Any, args: tuple[Any, ...]) -> Callable[..., None]:
     """Return a function of a grid and all arguments that launches a kernel compiled for the current device.
 
-    `compiled[grid]` prepares a description of each launch for the hooks of profilers. The returned function skips this
-    if no hook is set.
+    `args` are the arguments of the first launch; in later ones tensors and None are in the same places. The function
+    skips two steps of Triton: `compiled[grid]` prepares a description of each launch for the hooks of profilers, which
+    matters only if a hook is set; and the launch asks the driver about the address of each tensor, which takes longer
+    than the launch itself, but not about addresses that are passed as integers.
     """
     hooks, device = triton.knobs.runtime, torch.cuda.current_device()
     before, after = (getattr(x, "calls", None) for x in (hooks.launch_enter_hook, hooks.launch_exit_hook))
     if before is None or after is None:
         return lambda grid, *args: compiled[grid](*args)
-    run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
+    places = [place for place, x in enumerate(args) if isinstance(x, Tensor)]
+    records = [(place, [i for i, y in enumerate(x) if isinstance(y, Tensor)]) for place, x in enumerate(args)
+               if isinstance(x, tuple) and any(isinstance(y, Tensor) for y in x)]  # fmt: skip
+    launch, options = _launch_of(compiled)
 
     def launched(grid: tuple[int, int, int], *args: Any) -> None:
         if before or after:
             compiled[grid](*args)
-        else:
-            run(*grid, _stream(device), function, packed, None, None, None, *args)
+            return
+        given = list(args)
+        for place in places:
+            if given[place].is_cuda:  # Triton refuses another tensor with an error
+                given[place] = given[place].data_ptr()
+        for place, inner in records:
+            fields = list(given[place])
+            for i in inner:
+                if fields[i].is_cuda:
+                    fields[i] = fields[i].data_ptr()
+            given[place] = tuple(fields)
+        launch(*grid, _stream(device), *options, *given)
 
     return launched
+
+
+def _launch_of(compiled: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
+    """Return the function that launches a compiled kernel, and its arguments between the stream and those of the kernel.
+
+    In Triton 3.5 and 3.6 it is the C function that `compiled.run` calls, if the kernel needs no scratch memory.
+    """
+    run, described = compiled.run, (compiled.packed_metadata, None, None, None)
+    if triton.__version__.startswith(("3.5.", "3.6.")) and run.global_scratch_size == run.profile_scratch_size == 0:
+        return run.launch, (compiled.function, run.launch_cooperative_grid, run.launch_pdl, None, None, *described)
+    return run, (compiled.function, *described)
 
 
 def launch(
@@ -111,7 +137,7 @@ def launch(
         if len(_compiled) >= _MANY:  # every new sequence length adds cache entries
             _compiled.clear()
         compiled = kernel[grid](*args, **constants, **options)
-        _compiled[key] = compiled, launcher(compiled), tuple(kernel.arg_names[len(args) :])
+        _compiled[key] = compiled, launcher(compiled, args), tuple(kernel.arg_names[len(args) :])
     else:
         compiled, run, names = found
         run(grid, *args, *(constants[name] for name in names))
@@ -140,7 +166,7 @@ class Prepared:
         if found is None:
             compiled = launch(self.kernel, self.grid, *tensors, *self.numbers, **self.constants, block=self.block)
             names = self.kernel.arg_names[len(tensors) + len(self.numbers) :]
-            self.compiled[key] = launcher(compiled), (*self.numbers, *(self.constants[name] for name in names))
+            self.compiled[key] = launcher(compiled, tensors), (*self.numbers, *(self.constants[name] for name in names))
         else:
             run, rest = found
             run(self.grid, *tensors, *rest)

@@ -136,7 +136,7 @@ class Recipe:
         if isinstance(kernel, triton.runtime.JITFunction):  # Triton's interpreter returns no compiled kernel
             if len(self.compiled) >= _MANY_KINDS:  # every new layout of a gradient adds cache entries
                 self.compiled.clear()
-            self.compiled[name, kind] = launcher(compiled), grid, tuple(constants.values())
+            self.compiled[name, kind] = launcher(compiled, args), grid, tuple(constants.values())
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, weight: Tensor, pairs: Pairs, weights: bool = False
