@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from regard.core import torch_names
-from regard.core.attention import Attended
+from regard.core.attended import Attended
 from regard.core.biases import Bias
 from regard.core.features import Features, LogFeatures, PerformerFeatures
 from regard.core.linear import LinearState, linear_attention, linear_step

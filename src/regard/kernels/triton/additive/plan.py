@@ -108,7 +108,7 @@ def launcher(compiled: Any, args: tuple[Any, ...]) -> Callable[..., None]:
 
 
 def _launch_of(compiled: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
-    """Return the function that launches a compiled kernel, and its arguments between the stream and those of the kernel.
+    """Return the function that launches a compiled kernel, and the arguments that follow grid and stream.
 
     In Triton 3.5 and 3.6 it is the C function that `compiled.run` calls, if the kernel needs no scratch memory.
     """
