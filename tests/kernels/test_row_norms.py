@@ -1,4 +1,4 @@
-"""The Triton kernel that divides rows by their norm, against float64: interpreted, and compiled on CUDA."""
+"""The Triton kernels that divide the rows of two tensors by their norm, against float64: interpreted and on CUDA."""
 
 import pytest
 import torch
@@ -13,9 +13,10 @@ SCALES = {"small": 1e-30, "usual": 1.0, "large": 1e30}
 
 
 def unit_rows(x: Tensor) -> Tensor:
+    """Return the unit rows of x, computed together with another tensor."""
     from regard.kernels.triton.row_norms import unit_rows
 
-    return unit_rows(x)
+    return unit_rows(x, x.detach()[:, :1, :1])[0]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -35,6 +36,30 @@ def test_rows_and_gradients_agree_with_float64(shape: tuple[int, ...], scale: st
     torch.testing.assert_close(output.double(), right, rtol=1e-5, atol=1e-6)
     expected = (g - right * (right * g).sum(-1, keepdim=True)) / length
     torch.testing.assert_close(grad.double() * length, expected * length, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("heads", [(4, 2), (2, 4)], ids=str)
+@pytest.mark.parametrize("rows", [(3, 70), (70, 3)], ids=str)
+def test_two_tensors_with_other_heads_and_rows(rows: tuple[int, int], heads: tuple[int, int], device: str) -> None:
+    from regard.kernels.triton.row_norms import unit_rows
+
+    generator = torch.Generator(device).manual_seed(4)
+    pair = [
+        torch.randn(2, h, n, 64, generator=generator, device=device).requires_grad_()
+        for h, n in zip(heads, rows, strict=True)
+    ]
+    upstream = [torch.randn(x.shape, generator=generator, device=device) for x in pair]
+    outputs = unit_rows(*pair)
+    grads = torch.autograd.grad(outputs, pair, upstream)
+    for x, output, grad, g in zip(pair, outputs, grads, upstream, strict=True):
+        wide = x.detach().double().requires_grad_()
+        right = wide / wide.square().sum(-1, keepdim=True).sqrt()
+        torch.testing.assert_close(output.double(), right, rtol=1e-5, atol=1e-6)
+        (expected,) = torch.autograd.grad(right, wide, g.double())
+        torch.testing.assert_close(grad.double(), expected, rtol=1e-5, atol=1e-5)
+    (alone,) = torch.autograd.grad(unit_rows(*pair)[1], pair[1], upstream[1])
+    torch.testing.assert_close(alone, grads[1])
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -223,6 +223,10 @@ class Cosine(Score):
         _same_size(query, key, self.name)
 
     def as_product(self, query: Tensor, key: Tensor) -> ScaledProduct:
+        if _by_kernel(query) and _by_kernel(key) and query.dtype == key.dtype:
+            from regard.kernels.triton import row_norms  # imported here: the module imports Triton
+
+            return ScaledProduct(*row_norms.unit_rows(query, key), self.scale)
         return ScaledProduct(_unit_in_float(query), _unit_in_float(key), self.scale)
 
     def why_no_product(self) -> str | None:
@@ -231,10 +235,6 @@ class Cosine(Score):
 
 def _unit_in_float(x: Tensor) -> Tensor:
     """Return unit vectors in the dtype of x, computed in at least float32: squares in half precision lose digits."""
-    if x.is_cuda and _by_kernel(x):
-        from regard.kernels.triton import row_norms  # imported here: the module imports Triton
-
-        return row_norms.unit_rows(x)
     if x.device.type == "cpu" and eager((x,)) and unit_rows.serves(x):
         return unit_rows.unit_rows(x)
     return unit(x.float()).to(x.dtype) if x.dtype in (torch.float16, torch.bfloat16) else unit(x)
@@ -242,7 +242,9 @@ def _unit_in_float(x: Tensor) -> Tensor:
 
 def _by_kernel(x: Tensor) -> bool:
     """Return whether the Triton kernel of `row_norms` can compute the unit vectors of x (b, h, n, d)."""
-    if not TRITON or torch.compiler.is_compiling() or transformed() or x.dtype == torch.float64 or x.ndim != 4:
+    if not (TRITON and x.is_cuda) or torch.compiler.is_compiling() or transformed():
+        return False
+    if x.dtype == torch.float64 or x.ndim != 4:
         return False
     fits = 0 < x.shape[-1] <= 4096 and 0 < x.shape[0] * x.shape[1] < 2**16 and x.shape[2] > 0
     return fits and x.device.index == torch.cuda.current_device()

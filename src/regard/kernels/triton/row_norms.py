@@ -1,4 +1,4 @@
-"""Rows divided by their norm: one kernel forward and one backward, where PyTorch operations launch about ten."""
+"""Rows of two tensors divided by their norm, in one kernel forward and one backward; torch operations launch twenty."""
 
 import functools
 from typing import Any
@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.kernels.derivatives import REFERENCE, once_only
-from regard.kernels.triton.additive.plan import Block, launch
+from regard.kernels.triton.additive.plan import Block, Prepared
 
 _NUMBERS = 4096  # number of entries of x that one program computes
 
@@ -37,10 +37,9 @@ def _rows(x, b, h, i, x_b, x_h, x_n, rows, size, D: tl.constexpr):
 
 
 @triton.jit
-def _forward(x, out, xb, xh, xn, ob, oh, on, heads, rows, size, BLOCK: tl.constexpr, D: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    b = tl.program_id(1) // heads
-    h = tl.program_id(1) % heads
+def _unit_block(x, out, t, z, xb, xh, xn, ob, oh, on, heads, rows, size, BLOCK: tl.constexpr, D: tl.constexpr):
+    i = t * BLOCK + tl.arange(0, BLOCK)
+    b, h = z // heads, z % heads
     place, inside = _rows(x, b, h, i, xb, xh, xn, rows, size, D)
     unit, _ = _unit(tl.load(place, mask=inside, other=0.0).to(tl.float32))
     place, inside = _rows(out, b, h, i, ob, oh, on, rows, size, D)
@@ -48,13 +47,12 @@ def _forward(x, out, xb, xh, xn, ob, oh, on, heads, rows, size, BLOCK: tl.conste
 
 
 @triton.jit
-def _backward(
-    x, grad, out, xb, xh, xn, gb, gh, gn, ob, oh, on, heads, rows, size, BLOCK: tl.constexpr, D: tl.constexpr
+def _gradient_block(
+    x, grad, out, t, z, xb, xh, xn, gb, gh, gn, ob, oh, on, heads, rows, size, BLOCK: tl.constexpr, D: tl.constexpr
 ):
     """Compute the gradient of x, (g − u ⟨u, g⟩) / |x| with u = x / |x| and the output's gradient g."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    b = tl.program_id(1) // heads
-    h = tl.program_id(1) % heads
+    i = t * BLOCK + tl.arange(0, BLOCK)
+    b, h = z // heads, z % heads
     place, inside = _rows(x, b, h, i, xb, xh, xn, rows, size, D)
     unit, inverse = _unit(tl.load(place, mask=inside, other=0.0).to(tl.float32))
     place, inside = _rows(grad, b, h, i, gb, gh, gn, rows, size, D)
@@ -64,45 +62,86 @@ def _backward(
     tl.store(place, change.to(out.dtype.element_ty), mask=inside)
 
 
-class _Unit(torch.autograd.Function):
+# Both kernels compute the rows of two tensors x and y, such as queries and keys: the first `tiles` programs of a slice
+# (a batch row and a head) compute rows of x, the others rows of y, which may have fewer slices.
+@triton.jit
+def _forward(
+    x, y, x_out, y_out, xb, xh, xn, yb, yh, yn, uxb, uxh, uxn, uyb, uyh, uyn,
+    tiles, x_heads, y_heads, x_rows, y_rows, x_slices, y_slices, size, BLOCK: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    t, z = tl.program_id(0), tl.program_id(1)
+    if t < tiles:
+        if z < x_slices:
+            _unit_block(x, x_out, t, z, xb, xh, xn, uxb, uxh, uxn, x_heads, x_rows, size, BLOCK, D)
+    else:
+        if z < y_slices:
+            _unit_block(y, y_out, t - tiles, z, yb, yh, yn, uyb, uyh, uyn, y_heads, y_rows, size, BLOCK, D)
+
+
+@triton.jit
+def _backward(
+    x, y, x_grad, y_grad, x_out, y_out, xb, xh, xn, yb, yh, yn, gxb, gxh, gxn, gyb, gyh, gyn,
+    oxb, oxh, oxn, oyb, oyh, oyn,
+    tiles, x_heads, y_heads, x_rows, y_rows, x_slices, y_slices, size, BLOCK: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    t, z = tl.program_id(0), tl.program_id(1)
+    if t < tiles:
+        if z < x_slices:
+            _gradient_block(
+                x, x_grad, x_out, t, z, xb, xh, xn, gxb, gxh, gxn, oxb, oxh, oxn, x_heads, x_rows, size, BLOCK, D
+            )
+    else:
+        if z < y_slices:
+            _gradient_block(
+                y, y_grad, y_out, t - tiles, z, yb, yh, yn, gyb, gyh, gyn, oyb, oyh, oyn, y_heads, y_rows, size,
+                BLOCK, D,
+            )  # fmt: skip
+
+
+class _Units(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return _launched(_forward, x)
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, y)
+        return _launched(_forward, x, y)
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> Tensor:
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor]:
         once_only("Cosine", REFERENCE)
-        (x,) = ctx.saved_tensors
-        change = upstream[0]
-        return _launched(_backward, x, change if change.stride(-1) == 1 else change.contiguous())
+        x, y = ctx.saved_tensors
+        return _launched(_backward, x, y, *(g if g.stride(-1) == 1 else g.contiguous() for g in upstream))
 
 
-def unit_rows(x: Tensor) -> Tensor:
-    """Return x / |x| for each row of x (b, h, n, d), computed in float32.
+def unit_rows(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return x / |x| for each row of x (b, h, n, d), and the same of y (b, g, m, d), computed in float32.
 
-    A row of zeros stays zero, and its gradient is 0. b · h is at most 65,535, and d is at most 4096.
-    Reference implementation: `regard.core.scores.unit`.
+    A row of zeros stays zero, and its gradient is 0. b · h and b · g are at most 65,535, and d is at most 4096; both
+    tensors have one dtype. Reference implementation: `regard.core.scores.unit`.
     """
-    x = x if x.stride(-1) == 1 else x.contiguous()
-    return _Unit.apply(x) if x.requires_grad and torch.is_grad_enabled() else _launched(_forward, x)
+    x, y = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, y))
+    learning = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
+    return _Units.apply(x, y) if learning else _launched(_forward, x, y)
 
 
-def _launched(kernel: Any, x: Tensor, *others: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    b, h, n, d = x.shape
-    block, tiles = _tiles(d)
-    tensors = (x, *others, out)
-    launch(
-        kernel, (-(-n // block.rows), b * h, 1), *tensors, *(step for t in tensors for step in t.stride()[:3]),
-        h, n, d, **tiles, block=block,
-        known=tuple((t.shape, t.stride(), t.dtype, t.data_ptr() & 15) for t in tensors),
-    )  # fmt: skip
-    return out
+def _launched(kernel: Any, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    x, y = tensors[:2]
+    outputs = torch.empty_like(x), torch.empty_like(y)
+    tensors = (*tensors, *outputs)
+    aligned = tuple([tensor.data_ptr() & 15 for tensor in tensors])
+    run = _prepared(kernel, x.shape, y.shape, x.dtype, tuple([tensor.stride() for tensor in tensors]))
+    run(*tensors, known=aligned)
+    return outputs
 
 
-@functools.lru_cache(maxsize=256)
-def _tiles(size: int) -> tuple[Block, dict[str, int]]:
-    columns = max(16, triton.next_power_of_2(size))
+@functools.lru_cache(maxsize=1024)
+def _prepared(
+    kernel: Any, x: torch.Size, y: torch.Size, dtype: torch.dtype, strides: tuple[tuple[int, ...], ...]
+) -> Prepared:
+    """Return the launch of a kernel for tensors of these shapes, strides and dtype."""
+    columns = max(16, triton.next_power_of_2(x[-1]))
     rows = max(1, _NUMBERS // columns)
-    return Block(rows, columns, warps=4), {"BLOCK": rows, "D": columns}
+    tiles, slices = [-(-shape[2] // rows) for shape in (x, y)], [shape[0] * shape[1] for shape in (x, y)]
+    numbers = tiles[0], x[1], y[1], x[2], y[2], *slices, x[-1]
+    return Prepared(
+        kernel, (sum(tiles), max(slices), 1), (*(step for stride in strides for step in stride[:3]), *numbers),
+        {"BLOCK": rows, "D": columns}, Block(rows, columns, warps=4),
+    )  # fmt: skip
