@@ -161,7 +161,9 @@ class Prepared:
         if not isinstance(self.kernel, triton.runtime.JITFunction):  # Triton's interpreter runs the kernel
             self.kernel[self.grid](*tensors, *self.numbers, **self.constants, **self.block.options)
             return
-        key = availability.current_device(), *(map(trait, tensors) if known is None else known)
+        if known is None:  # `trait` of a plain tensor, without a call for each
+            known = [(x.dtype, x.data_ptr() & 15) if type(x) is Tensor else trait(x) for x in tensors]
+        key = availability.current_device(), *known
         found = self.compiled.get(key)
         if found is None:
             compiled = launch(self.kernel, self.grid, *tensors, *self.numbers, **self.constants, block=self.block)
