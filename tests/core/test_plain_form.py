@@ -191,6 +191,78 @@ def test_the_host_does_not_wait_for_a_gpu(mask: str, normalize: regard.Normalize
             torch.cuda.set_sync_debug_mode(before)
 
 
+LENGTHS = torch.tensor([261, 0, 40])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("mask", [None, regard.causal(), regard.causal(-2), "lengths", "tensor"], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("heads", "groups", "keys", "size"), [(4, 4, 261, 40), (4, 2, 256, 64), (48, 48, 261, 128)])
+def test_all_weights_with_gradients_on_a_gpu(
+    heads: int, groups: int, keys: int, size: int, dtype: torch.dtype, mask: Any
+) -> None:
+    """The kernels return the gradients of output and weights; the last shape has so many pairs that rows are padded."""
+    torch.manual_seed(8)
+    shapes = (3, 261, heads, size), (3, keys, groups, size), (3, keys, groups, size)
+    leaves = [torch.randn(shape, device="cuda").to(dtype).transpose(1, 2).requires_grad_() for shape in shapes]
+    allowed = torch.ones(3, 1, 261, keys, dtype=torch.bool, device="cuda")
+    if mask == "lengths":
+        mask = regard.padding(LENGTHS.clamp_max(keys).cuda())
+        allowed = allowed & (torch.arange(keys) < LENGTHS[:, None])[:, None, None].cuda()
+    elif mask == "tensor":
+        mask = allowed = torch.rand(allowed.shape, device="cuda") > 0.3
+    elif mask is not None:
+        allowed = allowed.tril(mask.high)
+    assert regard.explain(*leaves, mask=mask, weights=regard.full()).kernel == "triton weights"
+    query, key, value = true = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    key, value = (t.repeat_interleave(heads // groups, 1) for t in (key, value))
+    weights = (query @ key.mT / size**0.5).masked_fill(~allowed, -math.inf).softmax(-1)
+    weights = weights.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+    right = (weights @ value, weights)
+    change = [torch.randn(t.shape, device="cuda").to(dtype) for t in right]
+    for used in ([0], [0, 1]):
+        exact = torch.autograd.grad(
+            [right[n] for n in used], true, [change[n].double() for n in used], retain_graph=True
+        )
+        for _ in range(2):  # the second call is found in the cache of recent calls
+            attended = regard.attention(*leaves, mask=mask, weights=regard.full())
+            results = (attended.output, attended.weights)
+            grads = torch.autograd.grad([results[n] for n in used], leaves, [change[n] for n in used])
+            for found, wanted in zip((*results, *grads), (*right, *exact), strict=True):
+                assert found.dtype == dtype
+                error = float((found.double() - wanted).norm().detach() / wanted.norm().detach())
+                assert error <= 6 * torch.finfo(dtype).eps
+
+
+@pytest.mark.cuda
+def test_second_derivatives_of_all_weights_on_a_gpu() -> None:
+    leaves = [tensor[..., :4].cuda().half().requires_grad_() for tensor in drawn(7)]
+    true = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    seconds = []
+    for tensors, settings in ((leaves, {}), (true, {"backend": "reference"})):
+        attended = regard.attention(*tensors, mask=regard.causal(), weights=regard.full(), **settings)
+        total = attended.output.square().sum() + attended.weights.square().sum()
+        grads = torch.autograd.grad(total, tensors, create_graph=True)
+        seconds.append(torch.autograd.grad(sum(grad.square().sum() for grad in grads), tensors))
+    for found, wanted in zip(*seconds, strict=True):
+        assert float((found.double() - wanted).norm()) <= 2e-2 * float(wanted.norm())
+
+
+@pytest.mark.cuda
+def test_differentiated_calls_whose_weights_are_not_rounded() -> None:
+    """In float32, with a bias, or for a summary, torch operations compute the gradients."""
+    half = [tensor[..., :4].cuda().half().requires_grad_() for tensor in drawn(9)]
+    single = [tensor.detach().float().requires_grad_() for tensor in half]
+    bias = regard.relative(torch.linspace(-1, 1, 7).cuda())
+    assert regard.explain(*half, weights=regard.full()).kernel == "triton weights"
+    for tensors, settings in (
+        (single, {"weights": regard.full()}),
+        (half, {"weights": regard.full(), "bias": bias}),
+        (half, {"weights": regard.entropy()}),
+    ):
+        assert regard.explain(*tensors, **settings).kernel != "triton weights"
+
+
 def test_the_second_derivative_is_that_of_the_reference() -> None:
     leaves = [tensor[:1, :1, :3, :2].double().requires_grad_() for tensor in drawn(7)]
 

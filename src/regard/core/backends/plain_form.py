@@ -48,6 +48,7 @@ _SIZE = 128  # the largest size of queries, keys and values for which one kernel
 # most _WORK multiplications (pairs times size): then the launches of torch's kernels take longer than the products.
 _SINGLE = 2**13
 _WORK = 2**28
+_LONGEST = 8192  # the longest row, in keys, whose gradients a program of the kernel holds in registers
 _PROGRAMS = 65_535  # the largest number of thread blocks on the second axis of a CUDA kernel launch
 
 
@@ -120,14 +121,18 @@ def with_request(problem: Problem) -> WithRequest | None:
         return None
     score, learning, query, masked = problem.score, problem.differentiated, problem.query, problem.masked
     scale = score.factor(query.shape[-1]) if isinstance(score, ScaledDot) else 1.0
-    # If all weights are requested without gradients, they are rounded at once to the dtype that is returned. Gradients
-    # and summaries are computed from weights that are not rounded.
+    # If all weights are requested without gradients, they are rounded at once to the dtype that is returned. Summaries,
+    # and gradients by torch operations, are computed from weights that are not rounded.
     exact = query.dtype if isinstance(problem.request, Full) and not learning else problem.dtype
     run, pairs_of_call = None, None
     if by_one_kernel(problem):
-        from regard.kernels.triton.full_weights import attended as prepared  # imported here: the module imports Triton
+        from regard.kernels.triton import full_weights, learned_weights  # imported here: the modules import Triton
 
-        run = prepared(query, problem.key, problem.value, scale, exact, masked)
+        tensors = query, problem.key, problem.value
+        if learning:
+            run = learned_weights.learned(*tensors, scale, masked)
+        else:
+            run = full_weights.attended(*tensors, scale, exact, masked)
         pairs_of_call = pairs_of(problem)
 
     def computed(
@@ -148,14 +153,19 @@ def with_request(problem: Problem) -> WithRequest | None:
 
 
 def by_one_kernel(problem: Problem) -> bool:
-    """Return whether one Triton kernel computes both the output and the requested weights of the call."""
+    """Return whether one Triton kernel computes both the output and the requested weights of the call.
+
+    If the call is differentiated, the backward pass computes gradients from these weights.
+    """
     return _kernel_fits(problem) and asks(problem)
 
 
 def _kernel_fits(problem: Problem) -> bool:
     """Return whether the kernel that computes output and weights supports these tensors, mask and bias."""
     tensors = (problem.query, problem.key, problem.value)
-    if problem.device.type != "cuda" or problem.query.ndim != 4 or problem.differentiated:
+    if problem.device.type != "cuda" or problem.query.ndim != 4:
+        return False
+    if problem.differentiated and not _has_gradients(problem):
         return False
     if odd_values(problem.query, problem.value) or not by_pairs(problem):
         return False
@@ -166,6 +176,16 @@ def _kernel_fits(problem: Problem) -> bool:
     if problem.query.dtype == torch.float32 and problem.shape[-1] * size > _SINGLE and work > _WORK:
         return False
     return all(t.shape[-1] <= _SIZE and t.stride(-1) == 1 for t in tensors)
+
+
+def _has_gradients(problem: Problem) -> bool:
+    """Return whether the gradients of output and weights can be computed from the weights in the queries' dtype.
+
+    In float32 and with a bias, and for summaries, torch operations compute them from weights that are not rounded.
+    """
+    if not isinstance(problem.request, Full) or problem.query.dtype not in HALF or problem.bias is not None:
+        return False
+    return problem.shape[-1] <= _LONGEST
 
 
 def inspects(problem: Problem) -> bool:

@@ -44,7 +44,9 @@ def working_bytes(problem: Problem) -> int:
     """Return the bytes of scores, weights and intermediate tensors of all pairs at once."""
     pairs = torch.Size(problem.shape).numel()
     if plain_form.by_one_kernel(problem):
-        return 0 if isinstance(problem.request, Full) else pairs * problem.dtype.itemsize
+        if isinstance(problem.request, Full):  # the backward pass stores the gradients of the scores
+            return pairs * problem.query.element_size() if problem.differentiated else 0
+        return pairs * problem.dtype.itemsize
     floats = 3 + problem.score.floats(problem.query.shape[-1])
     if of_the_caller(problem.normalize) and (problem.masked or isinstance(problem.score, Custom)):
         floats += 2  # `normalized` copies the scores and the weights

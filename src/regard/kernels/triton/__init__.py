@@ -11,7 +11,7 @@
 - `score_tiles`: tiles of scores and sums of their rows, for the next three modules;
 - `weight_summaries`: log-sum-exp, entropy and received weights of softmax, computed from queries and keys alone;
 - `largest_weights`: the largest weights of softmax and their keys, computed from queries and keys alone;
-- `full_weights`: all weights of softmax, written tile by tile;
+- `full_weights`: all weights of softmax, written tile by tile; `learned_weights`: the same with gradients;
 - `linear/`: linear attention, O(n), with elu or Performer features, in chunks;
 - `entmax`: sparsemax and entmax of whole rows, forward and backward;
 - `beam_attention`: attention of a beam's hypotheses over the keys of their sequence, and a sum with layer norm;
