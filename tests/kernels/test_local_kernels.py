@@ -101,6 +101,30 @@ def test_other_sizes(kind: str, size: int, value_size: int) -> None:
     close(computed(kind, tensors, 4, change), expected(tensors, 4, change), torch.float32)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("size", "value_size"), [(72, 72), (96, 24), (40, 128)], ids=str)
+def test_vectors_in_two_tiles(
+    size: int, value_size: int, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from regard.kernels.triton import local_windows
+    from regard.kernels.triton.additive.plan import Block
+
+    two = local_windows.Tuning(*(Block(32, 32, depth=64, stages=1) for _ in range(3)))
+    for table in (local_windows._SINGLE, local_windows._HALF):
+        monkeypatch.setitem(table, 128, two)
+    tensors, change = inputs(size, value_size, dtype), torch.randn(BATCH, HEADS, QUERIES, value_size).to(dtype)
+    tensors[3][0, 1] = torch.rand(QUERIES) * 8
+    wanted = expected(tensors, 4, change, LENGTHS)
+    tensors[2][0, 1, 20, value_size - 3] = math.inf  # in the second tile, and in no window
+    close(computed(device, tensors, 4, change, LENGTHS), wanted, dtype)
+    tensors[2][0, 1, 5, value_size - 3] = math.inf
+    output, *_ = computed(device, tensors, 4, change, LENGTHS)
+    near = (tensors[3][0, 1] - 5).abs() <= 4
+    assert output[0, 1, near, value_size - 3].isinf().all()
+    torch.testing.assert_close(output[0, 1, ~near].double(), wanted[0][0, 1, ~near].detach(), rtol=2e-2, atol=4e-2)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("queries", "keys", "reach"), [(1, 1, 1), (5, 2, 9), (150, 7, 2), (2, 90, 33)], ids=str)
 def test_other_lengths(kind: str, queries: int, keys: int, reach: int) -> None:

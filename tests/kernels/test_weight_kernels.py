@@ -64,6 +64,16 @@ def problem_of(case: str, device: str, kind: str):  # type: ignore[no-untyped-de
     return problem, (query, key), (scale, allowed, numbers)
 
 
+@pytest.fixture(params=["one tile", "many tiles"])
+def _tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the kernel of all weights process the keys of a test in one tile, or in several."""
+    if request.param == "many tiles":
+        from regard.kernels.triton import full_weights
+
+        monkeypatch.setattr(full_weights, "_FEW_SINGLE", 0)
+        monkeypatch.setattr(full_weights, "_FEW_HALF", 0)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("case", "known"), [(case, False) for case in CASES] + [("causal", True)])
@@ -85,6 +95,7 @@ def test_summaries(case: str, known: bool, kind: str, device: str) -> None:
         assert (a.double() - t).norm() <= limit * max(t.norm().item(), 1e-3)
 
 
+@pytest.mark.usefixtures("_tiles")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("case", "known"), [(case, False) for case in CASES] + [("padding", True)])
 def test_all_weights(case: str, known: bool, device: str) -> None:
@@ -100,10 +111,12 @@ def test_all_weights(case: str, known: bool, device: str) -> None:
     assert (found[~allowed] == 0).all()
 
 
+@pytest.mark.usefixtures("_tiles")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize(
-    ("b", "h", "g", "q", "k", "d", "e"), [(2, 4, 2, 70, 131, 24, 17), (1, 3, 3, 5, 7, 64, 40), (1, 1, 1, 1, 1, 1, 1)]
+    ("b", "h", "g", "q", "k", "d", "e"),
+    [(2, 4, 2, 70, 131, 24, 17), (1, 3, 3, 5, 7, 64, 40), (1, 1, 1, 1, 1, 1, 1), (1, 2, 1, 35, 30, 24, 72)],
 )
 def test_output_and_weights_by_one_kernel(
     b: int, h: int, g: int, q: int, k: int, d: int, e: int, dtype: torch.dtype, device: str
@@ -121,6 +134,45 @@ def test_output_and_weights_by_one_kernel(
     torch.testing.assert_close(output.double(), true, rtol=limit, atol=limit)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["full", "entropy"])
+def test_two_axes_before_the_heads(kind: str, device: str) -> None:
+    from regard.core import summaries
+    from regard.core.problem import build
+
+    torch.manual_seed(9)
+    query, key = (torch.randn(2, 3, 2, n, 16, device=device) for n in (37, 41))
+    own, other = (torch.arange(n, device=device).expand(2, 3, n) // 10 for n in (37, 41))
+    problem = build(
+        query, key, key, regard.ScaledDot(0.3), regard.Softmax(), regard.segments(own, other), None, 0.0,
+        getattr(regard, kind)(), None,
+    )  # fmt: skip
+    allowed = own[0, 0, :, None] == other[0, 0]
+    tensors = (t.double().flatten(0, 1) for t in (query, key))
+    real = expected(*tensors, 0.3, allowed.expand(6, 2, 37, 41), 0.0, kind)
+    found = summaries.weights(problem)
+    assert isinstance(found, Tensor)
+    torch.testing.assert_close(found.double().flatten(0, 1), real, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_weights_of_some_rows_by_one_kernel(device: str) -> None:
+    from regard.kernels.triton.full_weights import attended, picks_rows
+
+    torch.manual_seed(7)
+    query, key, value = (torch.randn(2, 3, n, 24, device=device) for n in (37, 19, 19))
+    assert picks_rows(query, key, value)
+    places = torch.full((37,), -1, dtype=torch.int32, device=device)
+    places[[36, 0, 20]] = torch.arange(3, dtype=torch.int32, device=device)
+    run = attended(query, key, value, 0.3, torch.float32, rows=3)
+    output, weights = run(query, key, value, places=places)
+    real = expected(query.double(), key.double(), 0.3, torch.ones(2, 3, 37, 19, device=device).bool(), 0.0, "full")
+    torch.testing.assert_close(weights.double(), real[:, :, [36, 0, 20]], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(output.double(), real @ value.double(), rtol=1e-5, atol=1e-5)
+    assert not picks_rows(query, key.repeat(1, 1, 10, 1), value)
+
+
+@pytest.mark.usefixtures("_tiles")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("raw", [False, True], ids=["aligned", "as given"])
 @pytest.mark.parametrize("case", [case for case in CASES if case != "large scores"])
@@ -176,6 +228,32 @@ def test_bias_rules_by_one_kernel(bias: regard.Bias, device: str) -> None:
     torch.testing.assert_close(output.double(), real @ value.double(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["full", "entropy", "top"])
+@pytest.mark.parametrize("end", [0.7, -torch.inf])
+def test_distances_beyond_a_table_of_relative_positions(end: float, kind: str, device: str) -> None:
+    """Tiles that lie beyond the table have one bias, the first or the last of the table; −inf masks their pairs."""
+    from regard.core import summaries
+    from regard.core.problem import build
+
+    torch.manual_seed(8)
+    query, key = (torch.randn(1, 2, 290, 16, device=device) for _ in range(2))
+    table = torch.randn(2, 9, device=device)
+    table[1, 0], table[0, 8] = end, end
+    request = regard.top(5) if kind == "top" else getattr(regard, kind)()
+    problem = build(
+        query, key, key, regard.ScaledDot(0.3), regard.Softmax(), regard.causal(100), regard.relative(table), 0.0,
+        request, None,
+    )  # fmt: skip
+    distance = torch.arange(290, device=device) - torch.arange(290, device=device).unsqueeze(-1)
+    numbers = table.double()[:, distance.clamp(-4, 4) + 4].unsqueeze(0)
+    allowed = (distance <= 100) & (numbers > -torch.inf)
+    numbers = numbers.nan_to_num(neginf=0.0)
+    real = expected(query.double(), key.double(), 0.3, allowed, numbers, "full" if kind == "top" else kind)
+    assert_same(summaries.weights(problem), real, kind)
+
+
+@pytest.mark.usefixtures("_tiles")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("row", [[torch.nan, 0.0], [-torch.inf, -torch.inf], [torch.inf, 0.0]], ids=str)
 def test_one_kernel_keeps_nan(row: list[float], device: str) -> None:

@@ -16,17 +16,18 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 
 from regard.core import summaries
-from regard.core.backends import additive, blocked, dot_loops, flex, reference, row_form, sdpa, short
+from regard.core.backends import additive, blocked, dot_loops, flex, plain_form, reference, row_form, sdpa, short
 from regard.core.backends.plain_form import asks, by_one_kernel
 from regard.core.backends.result import Direct, Result, WithRequest
 from regard.core.problem import Problem
-from regard.core.requests import Full, Rows
+from regard.core.requests import Full, Rows, TopWeights
 from regard.core.scores import Additive, Dot, ScaledDot
 from regard.core.transforms import beyond_one_derivative, mapped, transformed
 
 # If `reference` needs at most so many bytes of working memory, by device, it returns requested weights sooner than a
 # backend that computes them in a second pass over the keys.
 _FEW_BYTES = defaultdict(int, cpu=2**21, cuda=2**25)
+_FEW_KEYS, _FEW_PAIRS = 64, 2**20  # limits of `_learned_top`
 _NOT_FINITE = "NaN or Inf in query, key, value, bias or their products"
 
 
@@ -130,7 +131,7 @@ class Backend:
         if isinstance(problem.request, Full) and not written and reference.working_bytes(problem) <= 5 * weights:
             return "all weights are asked for: the plain form has them anyway"
         few = isinstance(problem.request, Rows) or (
-            problem.device.type == "cuda" and (asks(problem) or _by_rows(problem))
+            problem.device.type == "cuda" and (asks(problem) or _by_rows(problem) or _learned_top(problem))
         )
         if few and reference.working_bytes(problem) <= _FEW_BYTES[problem.device.type]:
             return "small, and weights are asked for: the plain form has them anyway"
@@ -212,6 +213,16 @@ def _by_rows(problem: Problem) -> bool:
     if problem.request is None or not row_form.serves(problem):
         return False
     return type(problem.score) not in (Dot, ScaledDot) or not summaries.serves(problem)
+
+
+def _learned_top(problem: Problem) -> bool:
+    """Return whether the largest weights of few keys are requested with gradients.
+
+    The plain form computes them in fewer operations than a backend that computes the weights again in each pass.
+    """
+    if not isinstance(problem.request, TopWeights) or not problem.differentiated or not plain_form.serves(problem):
+        return False
+    return problem.shape[-1] <= _FEW_KEYS and math.prod(problem.shape) <= _FEW_PAIRS
 
 
 def _with_request(problem: Problem, backend: Backend) -> WithRequest | None:

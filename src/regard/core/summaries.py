@@ -70,7 +70,10 @@ def weights(problem: Problem, lse: Tensor | None = None) -> Tensor | Top:
     assert product is not None  # `serves` has checked that the score is a dot product of vectors
     query, key = (t.reshape(-1, *t.shape[-3:]) for t in (product.query, product.key))
     query, key = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key))
-    pairs = _pairs(problem, (*query.shape[:3], key.shape[2]))
+    if problem.query.ndim == 4:
+        pairs = pairs_of(problem)(problem.mask, problem.bias, problem.device)
+    else:
+        pairs = _pairs(problem, (*query.shape[:3], key.shape[2]))
     lse = None if lse is None else lse.detach().reshape(query.shape[:3]).float().contiguous()
     requested = _requested(kernels.Scored(query, key, pairs, product.scale), problem.request, lse)
     if isinstance(requested, Top):

@@ -97,11 +97,12 @@ def _maker(query: Tensor, key: Tensor, value: Tensor, centre: Tensor, reach: int
         return local_attention.Loops if local_attention.available() else None
     if not query.is_cuda or not TRITON or odd_values(query, value) or query.shape[:2].numel() > _PROGRAMS:
         return None
-    # 32-bit offsets in the kernel must address all rows of a head, also in newly allocated tensors.
+    # 32-bit offsets in the kernel must address all rows of a head, also in newly allocated tensors and in the weights.
     longest = max(query.shape[2], key.shape[2])
     if max(query.shape[-1], value.shape[-1]) > (_SINGLE if query.dtype == torch.float32 else _SIZE):
         return None
-    if longest * max(query.shape[1] * _SIZE, centre.stride(2), *(t.stride(2) for t in tensors)) >= 2**31:
+    widest = max(query.shape[1] * _SIZE, 2 * reach + 1, centre.stride(2), *(t.stride(2) for t in tensors))
+    if longest * widest >= 2**31:
         return None
     from regard.kernels.triton.local_windows import Launches  # imported here: the module imports Triton
 

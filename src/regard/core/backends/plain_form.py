@@ -33,9 +33,9 @@ from regard.core.normalizers import (
     one_hot,
 )
 from regard.core.problem import HALF, Problem
-from regard.core.requests import Entropy, Full, LogSumExp, Request, Top, returned
+from regard.core.requests import Entropy, Full, LogSumExp, Request, Rows, Top, returned
 from regard.core.scores import Additive, Bilinear, Cosine, Dot, ScaledDot, ScaledProduct, Score
-from regard.core.spans import all_of
+from regard.core.spans import all_of, constant
 from regard.core.transforms import transformed
 from regard.kernels import availability
 from regard.kernels.availability import TRITON
@@ -50,6 +50,7 @@ _SINGLE = 2**13
 _WORK = 2**28
 _LONGEST = 8192  # the longest row, in keys, whose gradients a program of the kernel holds in registers
 _PROGRAMS = 65_535  # the largest number of thread blocks on the second axis of a CUDA kernel launch
+_ROWS = 64  # up to this number of requested rows, their positions are cached on the device
 
 
 def serves(problem: Problem) -> bool:
@@ -121,10 +122,10 @@ def with_request(problem: Problem) -> WithRequest | None:
         return None
     score, learning, query, masked = problem.score, problem.differentiated, problem.query, problem.masked
     scale = score.factor(query.shape[-1]) if isinstance(score, ScaledDot) else 1.0
-    # If all weights are requested without gradients, they are rounded at once to the dtype that is returned. Summaries,
-    # and gradients by torch operations, are computed from weights that are not rounded.
-    exact = query.dtype if isinstance(problem.request, Full) and not learning else problem.dtype
-    run, pairs_of_call = None, None
+    # Requested weights without gradients are rounded at once to the dtype that is returned. Summaries, and gradients by
+    # torch operations, are computed from weights that are not rounded.
+    exact = query.dtype if isinstance(problem.request, (Full, Rows)) and not learning else problem.dtype
+    run, pairs_of_call, rows = None, None, None
     if by_one_kernel(problem):
         from regard.kernels.triton import full_weights, learned_weights  # imported here: the modules import Triton
 
@@ -132,15 +133,27 @@ def with_request(problem: Problem) -> WithRequest | None:
         if learning:
             run = learned_weights.learned(*tensors, scale, masked)
         else:
-            run = full_weights.attended(*tensors, scale, exact, masked)
+            rows = _rows(problem) if full_weights.picks_rows(*tensors) else None
+            run = full_weights.attended(*tensors, scale, exact, masked, None if rows is None else len(rows))
         pairs_of_call = pairs_of(problem)
+    queries, device = problem.shape[-2], problem.device
+
+    def place_rows() -> Tensor:
+        """Return for each query its place among the requested rows, or −1."""
+        places = torch.full((queries,), -1, dtype=torch.int32)
+        places[rows] = torch.arange(len(rows or ()), dtype=torch.int32)
+        return places.to(device)
 
     def computed(
         query: Tensor, key: Tensor, value: Tensor, _: object, mask: Any, bias: Any, request: Request | None
     ) -> tuple[Tensor, Tensor | Top | None, None] | None:
         assert request is not None  # `asks` has checked that weights are requested
         if run is not None and pairs_of_call is not None and query.device.index == availability.current_device():
-            output, weights = run(query, key, value, pairs_of_call(mask, bias, query.device))
+            pairs = pairs_of_call(mask, bias, query.device)
+            if rows is not None:
+                places = constant(("places", queries, *rows), query.device, place_rows, queries)
+                return *run(query, key, value, pairs, places), None
+            output, weights = run(query, key, value, pairs)
         elif masked:
             return None
         else:
@@ -150,6 +163,15 @@ def with_request(problem: Problem) -> WithRequest | None:
         return output, returned(request.of(weights), request, query.dtype), None
 
     return computed
+
+
+def _rows(problem: Problem) -> list[int] | None:
+    """Return the positions of the requested rows; None unless they are few, on the host, and different."""
+    request = problem.request
+    if not isinstance(request, Rows) or (isinstance(request.index, Tensor) and request.index.device.type != "cpu"):
+        return None
+    rows = request.positions(problem.shape[-2]).tolist()
+    return rows if len(set(rows)) == len(rows) <= _ROWS else None
 
 
 def by_one_kernel(problem: Problem) -> bool:

@@ -23,7 +23,7 @@ from regard.kernels.triton.full_weights import attended
 _NUMBERS = 2048  # the number of pairs that a program computes, unless one row has more
 # torch's products of half-precision matrices are slow if rows do not begin at a multiple of 16 bytes. From this number
 # of pairs on, rows are padded to a multiple of _ROUND numbers, which costs the host a few more launches.
-_PADDED, _ROUND = 2**22, 16
+_PADDED, _ROUND = 2**26, 16
 
 
 @triton.jit

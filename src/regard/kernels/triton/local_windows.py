@@ -7,7 +7,9 @@ computes the scores of every pair twice, once for the gradients of queries and c
 values, so that no two programs add to the same sum and results are deterministic.
 """
 
-from typing import Any
+import functools
+import operator
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -23,8 +25,8 @@ _SCAN = tl.constexpr(1024)  # number of centres that `local_keys` loads at a tim
 _LAYOUTS = 64  # backward launches are cached for at most this many strides of the output's gradient
 # Queries are sorted by centre if there are at least four times as many keys as a program visits for sorted queries, and
 # if the work, b · h · q · k · (d + e), is at least _SORTED: for less work, sorting takes longer than it saves. The work
-# is multiplied by _LEARNING if gradients are required, and by _EXACT in float32, where a matrix product is three TF32
-# products.
+# is multiplied by _LEARNING if gradients are required, and by _EXACT in float32, where a matrix product is six products
+# of bfloat16.
 _SORTED, _LEARNING, _EXACT = 2**33, 3, 4
 
 
@@ -89,12 +91,45 @@ def _marked(acc, seen, x):
 
 
 @triton.jit
+def _load(x, row, n, step, SIZE: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr):
+    """Return rows of a matrix in two tiles: the first B1 columns and, if B2 > 0, the next B2; rows beyond n are 0."""
+    first = rows_of(x, row, 0, n, step, SIZE, B1, True)
+    second = first
+    if B2 > 0:
+        second = rows_of(x + B1, row, 0, n, step, SIZE - B1, B2, True)
+    return first, second
+
+
+@triton.jit
+def _store(x, row, n, step, first, second, SIZE: tl.constexpr, B1: tl.constexpr, B2: tl.constexpr):
+    """Store rows whose columns are in two tiles, as `_load` returns them."""
+    put_rows(x, row, n, step, first, SIZE, B1)
+    if B2 > 0:
+        put_rows(x + B1, row, n, step, second, SIZE - B1, B2)
+
+
+@triton.jit
+def _dots(a1, a2, b1, b2, B2: tl.constexpr, PRECISION: tl.constexpr):
+    """Return the dot products of the rows of a with the rows of b; the columns of both are in two tiles."""
+    s = product(a1, b1.T, tl.zeros((a1.shape[0], b1.shape[0]), tl.float32), PRECISION)
+    if B2 > 0:
+        s = product(a2, b2.T, s, PRECISION)
+    return s
+
+
+@triton.jit
 def local_forward(
     query, key, value, centre, lengths, order, output, weights, lse, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n,
     c_b, c_h, c_n, o_b, o_h, o_n, heads, n_q, n_k, window, scale, reach,
-    D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    GAUSSIAN: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, UNIT: tl.constexpr, GAUSSIAN: tl.constexpr,
+    NATIVE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Compute output, weights and log-sum-exp.
+
+    Weights in float32 hold the scores until the log-sum-exp is known. In half precision they could not, and the scores
+    are computed twice.
+    """
     z = tl.program_id(1).to(tl.int64)
     b, h = z // heads, z % heads
     i = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -102,36 +137,54 @@ def local_forward(
     if order is not None:
         order += z * n_q
     row, c, first, lo, hi = _windows(centre + b * c_b + h * c_h, order, i, n_q, limit, n_k, c_n, reach)
-    q = rows_of(query + b * q_b + h * q_h, row, 0, n_q, q_n, D, BD, True)
-    key += b * k_b + h * k_h
-    value += b * v_b + h * v_h
+    q1, q2 = _load(query + (b * q_b + h * q_h) * UNIT, row, n_q, q_n * UNIT, D, D1, D2)
+    key += (b * k_b + h * k_h) * UNIT
+    value += (b * v_b + h * v_h) * UNIT
+    k_n *= UNIT
+    v_n *= UNIT
+    # A row of the weights starts at the first position of its window, which may lie before the first key.
+    weights += z * n_q * window
+    own = row * window
     factor = scale * LOG2E
     most = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
-    acc = tl.zeros((BM, BE), tl.float32)
+    acc1 = tl.zeros((BM, E1), tl.float32)
+    acc2 = acc1
+    if E2 > 0:
+        acc2 = tl.zeros((BM, E2), tl.float32)
     spoilt = tl.zeros((BN,), tl.int32)
     start = tl.min(lo, 0)
     stop = tl.max(hi, 0) + 1
     for j0 in tl.range(start, stop, BN):
         j = j0 + tl.arange(0, BN)
-        k = rows_of(key, j, 0, limit, k_n, D, BD, True)
-        s = product(q, k.T, tl.zeros((BM, BN), tl.float32), PRECISION) * factor
-        s = tl.where((j[None, :] >= lo[:, None]) & (j[None, :] <= hi[:, None]), s, float("-inf"))
+        k1, k2 = _load(key, j, limit, k_n, D, D1, D2)
+        s = _dots(q1, q2, k1, k2, D2, PRECISION) * factor
+        seen = (j[None, :] >= lo[:, None]) & (j[None, :] <= hi[:, None])
+        if weights.dtype.element_ty == tl.float32:
+            tl.store(weights + ((own - first)[:, None] + j[None, :]), s, mask=seen)
+        s = tl.where(seen, s, float("-inf"))
         new_most = tl.maximum(most, tl.max(s, 1))
         pivot = tl.where(new_most == float("-inf"), 0.0, new_most)
         p = power_of_two(s - pivot[:, None], NATIVE)
         fade = tl.exp2(most - pivot)
         total = total * fade + tl.sum(p, 1)
-        v = rows_of(value, j, 0, limit, v_n, E, BE, True)
-        spoilt = _spoilt(spoilt, v)
         p *= _bell(j.to(tl.float32)[None, :] - c[:, None], reach, GAUSSIAN)
-        acc = product(p.to(v.dtype), _finite(v), acc * fade[:, None], PRECISION)
+        v1, v2 = _load(value, j, limit, v_n, E, E1, E2)
+        spoilt = _spoilt(spoilt, v1)
+        p = p.to(v1.dtype)
+        acc1 = product(p, _finite(v1), acc1 * fade[:, None], PRECISION)
+        if E2 > 0:
+            spoilt = _spoilt(spoilt, v2)
+            acc2 = product(p, _finite(v2), acc2 * fade[:, None], PRECISION)
         most = new_most
     if tl.max(spoilt, 0) > 0:
         for j0 in tl.range(start, stop, BN):
             j = j0 + tl.arange(0, BN)
-            v = rows_of(value, j, 0, limit, v_n, E, BE, True)
-            acc = _marked(acc, (j[None, :] >= lo[:, None]) & (j[None, :] <= hi[:, None]), v)
+            seen = (j[None, :] >= lo[:, None]) & (j[None, :] <= hi[:, None])
+            v1, v2 = _load(value, j, limit, v_n, E, E1, E2)
+            acc1 = _marked(acc1, seen, v1)
+            if E2 > 0:
+                acc2 = _marked(acc2, seen, v2)
     filled = lo <= hi
     # A row with keys whose scores are all -inf is NaN. With a Gaussian, a row whose centre is NaN is NaN too.
     total = tl.where(filled & (total == 0.0), float("nan"), total)
@@ -139,59 +192,73 @@ def local_forward(
         total = tl.where(c == c, total, float("nan"))
         filled = filled | (c != c)
     total = tl.where(filled, total, 1.0)
-    put_rows(output + b * o_b + h * o_h, row, n_q, o_n, acc / total[:, None], E, BE)
+    acc1 /= total[:, None]
+    if E2 > 0:
+        acc2 /= total[:, None]
+    _store(output + (b * o_b + h * o_h) * UNIT, row, n_q, o_n * UNIT, acc1, acc2, E, E1, E2)
     row_lse = tl.where(filled, most + tl.log2(total), float("inf"))
     # The log-sum-exp is in base 2. It is inf for a row without keys, which makes its weights in the backward pass 0.
     if lse is not None:
         tl.store(lse + z * n_q + row, row_lse, mask=i < n_q)
-    # A row of the weights starts at the first position of its window, which may lie before the first key.
-    weights += z * n_q * window
-    start = tl.min(tl.where(i < n_q, first, n_k + window), 0)
-    stop = tl.max(tl.where(i < n_q, first, -window), 0) + window
-    for j0 in tl.range(start, stop, BN):
-        j = j0 + tl.arange(0, BN)
-        k = rows_of(key, j, 0, limit, k_n, D, BD, True)
-        s = product(q, k.T, tl.zeros((BM, BN), tl.float32), PRECISION) * factor
-        p = power_of_two(s - row_lse[:, None], NATIVE) * _bell(j.to(tl.float32)[None, :] - c[:, None], reach, GAUSSIAN)
-        p = tl.where((j[None, :] >= lo[:, None]) & (j[None, :] <= hi[:, None]), p, 0.0)
-        if GAUSSIAN:
-            p = tl.where((c == c)[:, None], p, float("nan"))
-        place = j[None, :] - first[:, None]
-        inside = (place >= 0) & (place < window) & (i < n_q)[:, None]
-        at = row.to(tl.int64)[:, None] * window + place
-        tl.store(weights + at, p.to(weights.dtype.element_ty), mask=inside)
+    if weights.dtype.element_ty == tl.float32:
+        tl.debug_barrier()  # other threads stored the scores
+        for w0 in tl.range(0, window, BW):
+            place = (w0 + tl.arange(0, BW))[None, :]
+            seen = (place >= (lo - first)[:, None]) & (place <= (hi - first)[:, None])
+            at = weights + (own[:, None] + place)
+            p = power_of_two(tl.load(at, mask=seen, other=0.0) - row_lse[:, None], NATIVE)
+            distance = place.to(tl.float32) + (first - c)[:, None]
+            p = tl.where(seen, p * _bell(distance, reach, GAUSSIAN), 0.0)
+            if GAUSSIAN:
+                p = tl.where(distance == distance, p, float("nan"))
+            tl.store(at, p, mask=(place < window) & (row < n_q)[:, None])
+    else:
+        start = tl.min(tl.where(i < n_q, first, n_k + window), 0)
+        stop = tl.max(tl.where(i < n_q, first, -window), 0) + window
+        for j0 in tl.range(start, stop, BN):
+            j = j0 + tl.arange(0, BN)
+            k1, k2 = _load(key, j, limit, k_n, D, D1, D2)
+            s = _dots(q1, q2, k1, k2, D2, PRECISION) * factor
+            p = power_of_two(s - row_lse[:, None], NATIVE)
+            p *= _bell(j.to(tl.float32)[None, :] - c[:, None], reach, GAUSSIAN)
+            p = tl.where((j[None, :] >= lo[:, None]) & (j[None, :] <= hi[:, None]), p, 0.0)
+            if GAUSSIAN:
+                p = tl.where((c == c)[:, None], p, float("nan"))
+            place = j[None, :] - first[:, None]
+            inside = (place >= 0) & (place < window) & (i < n_q)[:, None]
+            tl.store(weights + (own[:, None] + place), p.to(weights.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _row_pairs(
-    q, do, k, v, j, lo, hi, c, row_lse, factor, reach,
+    q1, q2, do1, do2, k1, k2, v1, v2, j, lo, hi, c, row_lse, factor, reach, D2: tl.constexpr, E2: tl.constexpr,
     GAUSSIAN: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return for each pair of a tile: its softmax, its weight times the weight's gradient, and key − centre.
 
     All three numbers are 0 for keys outside the query's window.
     """
-    zero = tl.zeros((q.shape[0], k.shape[0]), tl.float32)
     seen = (j[None, :] >= lo[:, None]) & (j[None, :] <= hi[:, None])
     distance = j.to(tl.float32)[None, :] - c[:, None]
-    p = power_of_two(product(q, k.T, zero, PRECISION) * factor - row_lse[:, None], NATIVE)
+    p = power_of_two(_dots(q1, q2, k1, k2, D2, PRECISION) * factor - row_lse[:, None], NATIVE)
     p = tl.where(seen, p, 0.0)
-    part = product(do, v.T, zero, PRECISION) * p * _bell(distance, reach, GAUSSIAN)
+    part = _dots(do1, do2, v1, v2, E2, PRECISION) * p * _bell(distance, reach, GAUSSIAN)
     return p, tl.where(seen, part, 0.0), tl.where(seen, distance, 0.0)
 
 
 @triton.jit
 def local_rows(
-    query, key, value, centre, lengths, order, change, lse, delta, grad, slopes,
-    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, c_b, c_h, c_n, u_b, u_h, u_n, g_b, g_h, g_n,
+    query, key, value, centre, lengths, order, output, change, lse, delta, grad, slopes,
+    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, c_b, c_h, c_n, o_b, o_h, o_n, u_b, u_h, u_n, g_b, g_h, g_n,
     heads, n_q, n_k, window, scale, reach,
-    D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    GAUSSIAN: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, UNIT: tl.constexpr, GAUSSIAN: tl.constexpr,
+    NATIVE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of queries and centres, and Σ dO · O of each query for `local_keys`.
 
-    Σ dO · O is summed over the pairs instead of computed from the output O: in half precision, the rounding of O would
-    be the only error of rows with few keys.
+    Without `output`, Σ dO · O is summed over the pairs first: in half precision, the rounding of O would be the only
+    error of rows with few keys.
     """
     z = tl.program_id(1).to(tl.int64)
     b, h = z // heads, z % heads
@@ -200,33 +267,52 @@ def local_rows(
     if order is not None:
         order += z * n_q
     row, c, _, lo, hi = _windows(centre + b * c_b + h * c_h, order, i, n_q, limit, n_k, c_n, reach)
-    q = rows_of(query + b * q_b + h * q_h, row, 0, n_q, q_n, D, BD, True)
-    do = rows_of(change + b * u_b + h * u_h, row, 0, n_q, u_n, E, BE, True)
-    row_lse = tl.load(lse + z * n_q + row, mask=i < n_q, other=float("inf"))
-    key += b * k_b + h * k_h
-    value += b * v_b + h * v_h
-    factor = scale * LOG2E
+    do1, do2 = _load(change + (b * u_b + h * u_h) * UNIT, row, n_q, u_n * UNIT, E, E1, E2)
     row_delta = tl.zeros((BM,), tl.float32)
-    slope = tl.zeros((BM,), tl.float32)
+    if output is not None:
+        o1, o2 = _load(output + (b * o_b + h * o_h) * UNIT, row, n_q, o_n * UNIT, E, E1, E2)
+        row_delta = tl.sum(do1.to(tl.float32) * o1.to(tl.float32), 1)
+        if E2 > 0:
+            row_delta += tl.sum(do2.to(tl.float32) * o2.to(tl.float32), 1)
+    q1, q2 = _load(query + (b * q_b + h * q_h) * UNIT, row, n_q, q_n * UNIT, D, D1, D2)
+    row_lse = tl.load(lse + z * n_q + row, mask=i < n_q, other=float("inf"))
+    key += (b * k_b + h * k_h) * UNIT
+    value += (b * v_b + h * v_h) * UNIT
+    k_n *= UNIT
+    v_n *= UNIT
+    factor = scale * LOG2E
     start = tl.min(lo, 0)
     stop = tl.max(hi, 0) + 1
-    for j0 in tl.range(start, stop, BN):
-        j = j0 + tl.arange(0, BN)
-        k = rows_of(key, j, 0, limit, k_n, D, BD, True)
-        v = rows_of(value, j, 0, limit, v_n, E, BE, True)
-        p, part, distance = _row_pairs(q, do, k, v, j, lo, hi, c, row_lse, factor, reach, GAUSSIAN, NATIVE, PRECISION)
-        row_delta += tl.sum(part, 1)
-        slope += tl.sum(part * distance, 1)
+    if output is None:
+        for j0 in tl.range(start, stop, BN):
+            j = j0 + tl.arange(0, BN)
+            k1, k2 = _load(key, j, limit, k_n, D, D1, D2)
+            v1, v2 = _load(value, j, limit, v_n, E, E1, E2)
+            p, part, distance = _row_pairs(
+                q1, q2, do1, do2, k1, k2, v1, v2, j, lo, hi, c, row_lse, factor, reach, D2, E2,
+                GAUSSIAN, NATIVE, PRECISION,
+            )  # fmt: skip
+            row_delta += tl.sum(part, 1)
     tl.store(delta + z * n_q + row, row_delta, mask=i < n_q)
-    acc = tl.zeros((BM, BD), tl.float32)
+    slope = tl.zeros((BM,), tl.float32)
+    acc1 = tl.zeros((BM, D1), tl.float32)
+    acc2 = acc1
+    if D2 > 0:
+        acc2 = tl.zeros((BM, D2), tl.float32)
     for j0 in tl.range(start, stop, BN):
         j = j0 + tl.arange(0, BN)
-        k = rows_of(key, j, 0, limit, k_n, D, BD, True)
-        v = rows_of(value, j, 0, limit, v_n, E, BE, True)
-        p, part, distance = _row_pairs(q, do, k, v, j, lo, hi, c, row_lse, factor, reach, GAUSSIAN, NATIVE, PRECISION)
-        ds = tl.where(p == 0.0, part, part - p * row_delta[:, None])
-        acc = product(ds.to(k.dtype), _finite(k), acc, PRECISION)
-    put_rows(grad + b * g_b + h * g_h, row, n_q, g_n, acc * scale, D, BD)
+        k1, k2 = _load(key, j, limit, k_n, D, D1, D2)
+        v1, v2 = _load(value, j, limit, v_n, E, E1, E2)
+        p, part, distance = _row_pairs(
+            q1, q2, do1, do2, k1, k2, v1, v2, j, lo, hi, c, row_lse, factor, reach, D2, E2,
+            GAUSSIAN, NATIVE, PRECISION,
+        )  # fmt: skip
+        slope += tl.sum(part * distance, 1)
+        ds = tl.where(p == 0.0, part, part - p * row_delta[:, None]).to(k1.dtype)
+        acc1 = product(ds, _finite(k1), acc1, PRECISION)
+        if D2 > 0:
+            acc2 = product(ds, _finite(k2), acc2, PRECISION)
+    _store(grad + (b * g_b + h * g_h) * UNIT, row, n_q, g_n * UNIT, acc1 * scale, acc2 * scale, D, D1, D2)
     if slopes is not None:
         tl.store(slopes + z * n_q + row, slope * 4.0 / (reach * reach), mask=i < n_q)
 
@@ -236,8 +322,9 @@ def local_keys(
     query, key, value, centre, lengths, order, change, lse, delta, key_grad, value_grad,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, c_b, c_h, c_n, u_b, u_h, u_n, gk_b, gk_h, gk_n, gv_b, gv_h, gv_n,
     heads, n_q, n_k, window, scale, reach,
-    D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    GAUSSIAN: tl.constexpr, NATIVE: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, UNIT: tl.constexpr, GAUSSIAN: tl.constexpr,
+    NATIVE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of keys and values.
 
@@ -259,56 +346,101 @@ def local_keys(
         hit = (lo < j0 + BN) & (hi >= j0)
         start = tl.minimum(start, tl.min(tl.where(hit, i, n_q), 0))
         stop = tl.maximum(stop, tl.max(tl.where(hit, i + 1, 0), 0))
-    k = rows_of(key + b * k_b + h * k_h, j, 0, limit, k_n, D, BD, True)
-    v = rows_of(value + b * v_b + h * v_h, j, 0, limit, v_n, E, BE, True)
-    query += b * q_b + h * q_h
-    change += b * u_b + h * u_h
+    k1, k2 = _load(key + (b * k_b + h * k_h) * UNIT, j, limit, k_n * UNIT, D, D1, D2)
+    v1, v2 = _load(value + (b * v_b + h * v_h) * UNIT, j, limit, v_n * UNIT, E, E1, E2)
+    query += (b * q_b + h * q_h) * UNIT
+    change += (b * u_b + h * u_h) * UNIT
+    q_n *= UNIT
+    u_n *= UNIT
     lse += z * n_q
     delta += z * n_q
     factor = scale * LOG2E
-    grad_k = tl.zeros((BN, BD), tl.float32)
-    grad_v = tl.zeros((BN, BE), tl.float32)
+    grad_k1 = tl.zeros((BN, D1), tl.float32)
+    grad_v1 = tl.zeros((BN, E1), tl.float32)
+    grad_k2 = grad_k1
+    grad_v2 = grad_v1
+    if D2 > 0:
+        grad_k2 = tl.zeros((BN, D2), tl.float32)
+    if E2 > 0:
+        grad_v2 = tl.zeros((BN, E2), tl.float32)
     spoilt = tl.zeros((BM,), tl.int32)
     for i0 in tl.range(start, stop, BM):
         i = i0 + tl.arange(0, BM)
         row, c, _, lo, hi = _windows(centre, order, i, n_q, limit, n_k, c_n, reach)
         seen = (j[:, None] >= lo[None, :]) & (j[:, None] <= hi[None, :])
-        q = rows_of(query, row, 0, n_q, q_n, D, BD, True)
-        s = product(k, q.T, tl.zeros((BN, BM), tl.float32), PRECISION) * factor
+        q1, q2 = _load(query, row, n_q, q_n, D, D1, D2)
+        s = _dots(k1, k2, q1, q2, D2, PRECISION) * factor
         p = power_of_two(s - tl.load(lse + row, mask=i < n_q, other=float("inf"))[None, :], NATIVE)
         p = tl.where(seen, p, 0.0)
         w = p * _bell(j.to(tl.float32)[:, None] - c[None, :], reach, GAUSSIAN)
         w = tl.where(seen, w, 0.0)
-        do = rows_of(change, row, 0, n_q, u_n, E, BE, True)
-        spoilt = _spoilt(spoilt, do)
-        grad_v = product(w.to(do.dtype), _finite(do), grad_v, PRECISION)
-        dp = product(v, do.T, tl.zeros((BN, BM), tl.float32), PRECISION)
+        do1, do2 = _load(change, row, n_q, u_n, E, E1, E2)
+        spoilt = _spoilt(spoilt, do1)
+        grad_v1 = product(w.to(do1.dtype), _finite(do1), grad_v1, PRECISION)
+        if E2 > 0:
+            spoilt = _spoilt(spoilt, do2)
+            grad_v2 = product(w.to(do2.dtype), _finite(do2), grad_v2, PRECISION)
+        dp = _dots(v1, v2, do1, do2, E2, PRECISION)
         ds = w * dp - p * tl.load(delta + row, mask=i < n_q, other=0.0)[None, :]
-        ds = tl.where(seen, ds, 0.0)
-        grad_k = product(ds.to(q.dtype), _finite(q), grad_k, PRECISION)
+        ds = tl.where(seen, ds, 0.0).to(q1.dtype)
+        grad_k1 = product(ds, _finite(q1), grad_k1, PRECISION)
+        if D2 > 0:
+            grad_k2 = product(ds, _finite(q2), grad_k2, PRECISION)
     if tl.max(spoilt, 0) > 0:
         for i0 in tl.range(start, stop, BM):
             i = i0 + tl.arange(0, BM)
             row, c, _, lo, hi = _windows(centre, order, i, n_q, limit, n_k, c_n, reach)
             seen = (j[:, None] >= lo[None, :]) & (j[:, None] <= hi[None, :])
-            grad_v = _marked(grad_v, seen, rows_of(change, row, 0, n_q, u_n, E, BE, True))
-    put_rows(key_grad + b * gk_b + h * gk_h, j, n_k, gk_n, grad_k * scale, D, BD)
-    put_rows(value_grad + b * gv_b + h * gv_h, j, n_k, gv_n, grad_v, E, BE)
+            do1, do2 = _load(change, row, n_q, u_n, E, E1, E2)
+            grad_v1 = _marked(grad_v1, seen, do1)
+            if E2 > 0:
+                grad_v2 = _marked(grad_v2, seen, do2)
+    _store(key_grad + (b * gk_b + h * gk_h) * UNIT, j, n_k, gk_n * UNIT, grad_k1 * scale, grad_k2 * scale, D, D1, D2)
+    _store(value_grad + (b * gv_b + h * gv_h) * UNIT, j, n_k, gv_n * UNIT, grad_v1, grad_v2, E, E1, E2)
 
 
-# Tile sizes of the forward and the backward pass, by the larger of the sizes of key and value, for half precision and
-# for float32. Tiles have 32 rows: for 64 and more, Triton 3.6 uses Hopper's asynchronous matrix products, and some
-# results were wrong (docs/experiments.md).
+class Tuning(NamedTuple):
+    """The tile sizes of the forward kernel and of the two backward kernels.
+
+    A tile of vectors has at most `depth` columns: longer vectors are in two tiles.
+    """
+
+    forward: Block
+    rows: Block
+    keys: Block
+
+
+# Tile sizes by the larger of the sizes of key and value, for half precision and for float32, where a matrix product is
+# computed as six products of bfloat16. In half precision, and for sizes above 128, tiles have 32 rows: for 64 and more,
+# Triton 3.6 uses Hopper's asynchronous matrix products, and some results were wrong (docs/experiments.md).
 _HALF = {
-    64: (Block(32, 64, warps=4, stages=2), Block(32, 32, warps=4, stages=2)),
-    128: (Block(32, 64, warps=4, stages=2), Block(32, 32, warps=4, stages=2)),
-    256: (Block(32, 32, warps=4, stages=2), Block(32, 32, warps=8, stages=1)),
+    128: Tuning(Block(32, 64, 256, stages=2), Block(32, 32, 256, stages=2), Block(32, 32, 256, stages=2)),
+    256: Tuning(
+        Block(32, 32, 256, stages=2), Block(32, 32, 256, warps=8, stages=1), Block(32, 32, 256, warps=8, stages=1)
+    ),
 }
 _SINGLE = {
-    64: (Block(32, 32, warps=4, stages=2), Block(32, 32, warps=4, stages=1)),
-    128: (Block(32, 32, warps=4, stages=1), Block(32, 32, warps=4, stages=1)),
-    256: (Block(32, 32, warps=8, stages=1), Block(32, 32, warps=8, stages=1)),
-}
+    128: Tuning(Block(64, 32, 64, stages=1), Block(64, 32, 64, stages=1), Block(32, 64, 64, stages=1)),
+    256: Tuning(
+        Block(32, 32, 256, warps=8, stages=1), Block(32, 32, 256, warps=8, stages=1),
+        Block(32, 32, 256, warps=8, stages=1),
+    ),
+}  # fmt: skip
+
+
+def _columns(size: int, depth: int) -> tuple[int, int]:
+    """Return the widths of the two tiles that hold vectors of a size: powers of two, of which the second may be 0.
+
+    Two tiles need fewer registers than one, and between two powers of two they hold fewer zeros.
+    """
+    width = max(16, triton.next_power_of_2(size))
+    return (width, 0) if width <= depth else (depth, max(16, triton.next_power_of_2(size - depth)))
+
+
+def _unit(*strides: tuple[int, ...]) -> int:
+    """Return the largest of 16, 8, 4, 2 and 1 that divides the strides of rows, heads and sequences of all tensors."""
+    joined = functools.reduce(operator.or_, (step for stride in strides for step in stride[:3]))
+    return min(16, joined & -joined) or 16  # `joined` is 0 if every stride is 0 (broadcast tensors)
 
 
 def _known(
@@ -336,11 +468,10 @@ class Launches:
     ) -> None:  # fmt: skip
         (b, h, q, d), (k, e) = query.shape, value.shape[2:]
         native, single = query.is_cuda, query.dtype == torch.float32
-        sizes = [max(16, triton.next_power_of_2(size)) for size in (d, e)]
-        self.blocks = (_SINGLE if single else _HALF)[max(64, *sizes)]
+        self.tuning = (_SINGLE if single else _HALF)[128 if max(d, e) <= 128 else 256]
         self.constants = {
-            "D": d, "E": e, "BD": sizes[0], "BE": sizes[1], "GAUSSIAN": gaussian, "NATIVE": native,
-            "PRECISION": ("three" if single else "ieee") if native else "interpreted",
+            "D": d, "E": e, "GAUSSIAN": gaussian, "NATIVE": native,
+            "PRECISION": ("six" if single else "ieee") if native else "interpreted",
         }  # fmt: skip
         self.strides = (query.stride(), key.stride(), value.stride(), centre.stride())
         self.shapes, self.dtype = (query.shape, key.shape, value.shape), query.dtype
@@ -348,18 +479,28 @@ class Launches:
         self.grads = [dense_strides(*pair) for pair in zip(self.shapes, self.strides, strict=False)]
         self.output_strides = dense_strides(self.output, query.stride() if d == e else (0,) * 4)
         self.numbers, self.slices = (h, q, k, 2 * reach + 1, float(scale), float(reach)), b * h
-        near = 2 * reach + 1 + self.blocks[0].rows * k // q
+        block = self.tuning.forward
+        near = 2 * reach + 1 + block.rows * k // q
         self.ordered = ordered
         self.work = b * h * q * k * (d + e) * (_EXACT if single else 1) if k >= 4 * near else 0
-        block = self.blocks[0]
-        places = (*self.strides, self.output_strides)
-        self.launch = self._prepared(local_forward, block, places, -(-q // block.rows))
+        width = max(16, min(64, triton.next_power_of_2(2 * reach + 1)))
+        self.launch = self._prepared(local_forward, block, (self.output_strides,), -(-q // block.rows), BW=width)
         self.backward: dict[tuple[int, ...], tuple[Prepared, Prepared]] = {}
 
-    def _prepared(self, kernel: Any, block: Block, places: Any, tiles: int) -> Prepared:
-        steps = (step for place in places for step in place[:3])
-        constants = {**self.constants, "BM": block.rows, "BN": block.columns}
-        return Prepared(kernel, (tiles, self.slices, 1), (*steps, *self.numbers), constants, block)
+    def _prepared(
+        self, kernel: Any, block: Block, places: tuple[tuple[int, ...], ...], tiles: int, **constants: int
+    ) -> Prepared:
+        """Return the launch of a kernel; `places` are the strides of its tensors after query, key, value and centre."""
+        *given, centre = self.strides
+        # Strides are passed in a unit that is a constant of the kernel, so that Triton knows which loads are aligned.
+        unit = _unit(*given, *places)
+        steps = [[step // unit for step in place[:3]] for place in (*given, *places)]
+        numbers = (*steps[0], *steps[1], *steps[2], *centre, *(step for place in steps[3:] for step in place))
+        d1, d2 = _columns(self.constants["D"], block.depth)
+        e1, e2 = _columns(self.constants["E"], block.depth)
+        widths = {"D1": d1, "D2": d2, "E1": e1, "E2": e2, "BM": block.rows, "BN": block.columns}
+        constants = {**self.constants, **widths, "UNIT": unit, **constants}
+        return Prepared(kernel, (tiles, self.slices, 1), (*numbers, *self.numbers), constants, block)
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, centre: Tensor, lengths: Tensor | None, learning: bool
@@ -375,16 +516,20 @@ class Launches:
         self.launch(query, key, value, centre, lengths, order, output, weights, lse, known=known)
         if lse is None:
             return output, weights, ()
-        return output, weights, (lse,) if order is None else (lse, order)
+        return output, weights, (lse, output if self.dtype == torch.float32 else None, order)
 
     def gradients(
         self, query: Tensor, key: Tensor, value: Tensor, centre: Tensor, lengths: Tensor | None, change: Tensor,
-        lse: Tensor, order: Tensor | None = None,
+        lse: Tensor, output: Tensor | None, order: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
         """Return the gradients of query, key, value and, with a Gaussian, centre (otherwise None)."""
         heads, queries = self.output[1:3]
         if change.stride(-1) != 1 or max(heads * change.stride(1), queries * change.stride(2)) >= 2**31:
             change = change.contiguous()
+        if output is not None and output.stride() != self.output_strides:  # a hook of saved tensors may change them
+            output = torch.empty_strided(self.output, self.output_strides, dtype=self.dtype, device=query.device).copy_(
+                output
+            )
         rows, keys = self.backward.get(change.stride()) or self._backward(change.stride())
         query_grad, key_grad, value_grad = (
             torch.empty_strided(shape, place, dtype=self.dtype, device=query.device)
@@ -393,15 +538,15 @@ class Launches:
         delta = torch.empty_like(lse)
         slopes = torch.empty_like(lse) if self.constants["GAUSSIAN"] else None
         known = _known(query, key, value, centre, lengths, order, change.data_ptr() & 15)
-        rows(query, key, value, centre, lengths, order, change, lse, delta, query_grad, slopes, known=known)
+        rows(query, key, value, centre, lengths, order, output, change, lse, delta, query_grad, slopes, known=known)
         keys(query, key, value, centre, lengths, order, change, lse, delta, key_grad, value_grad, known=known)
         return query_grad, key_grad, value_grad, slopes
 
     def _backward(self, change: tuple[int, ...]) -> tuple[Prepared, Prepared]:
         """Return the launches of the two backward kernels; `change` has the strides of the output's gradient."""
-        block, (_, queries, keys, *_), to = self.blocks[1], self.numbers, self.grads
-        by_rows = self._prepared(local_rows, block, (*self.strides, change, to[0]), -(-queries // block.rows))
-        by_keys = self._prepared(local_keys, block, (*self.strides, change, to[1], to[2]), -(-keys // block.columns))
+        (_, rows, keys), (_, queries, places, *_), to = self.tuning, self.numbers, self.grads
+        by_rows = self._prepared(local_rows, rows, (self.output_strides, change, to[0]), -(-queries // rows.rows))
+        by_keys = self._prepared(local_keys, keys, (change, to[1], to[2]), -(-places // keys.columns))
         if len(self.backward) >= _LAYOUTS:
             self.backward.clear()
         self.backward[change] = by_rows, by_keys

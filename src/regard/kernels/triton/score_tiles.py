@@ -52,7 +52,21 @@ def tile_scores(
     """Return `pair_scores` of queries q, which begin at row i0, and the BN keys from j0 on."""
     i, j = i0 + tl.arange(0, BM), j0 + tl.arange(0, BN)
     k = tile_rows(key, j, n_k, k_n, SIZE, D)
-    return pair_scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION, BM, BN)
+    if (pairs.table is None) | (pairs.bias is not None):
+        s = pair_scores(q, k, pairs, b, h, i, j, n_q, n_k, scale, every, PRECISION, BM, BN)
+    else:
+        s = product(q, k.T, tl.zeros((BM, BN), tl.float32), PRECISION) * (scale * LOG2E)
+        # If all pairs of the tile lie beyond the radius on the same side, they have one entry of the table.
+        after = j0 - (i0 + BM - 1) >= pairs.radius
+        if after | (j0 + BN - 1 - i0 <= -pairs.radius):
+            row = pairs.table + h * (2 * pairs.radius + 1)
+            added = LOG2E * tl.load(row + tl.where(after, 2 * pairs.radius, 0)).to(tl.float32)
+            s = tl.where(added == float("-inf"), float("-inf"), s + added)
+        else:
+            s = add_bias(s, pairs, b, h, i[:, None], j[None, :], n_q, n_k, LOG2E)
+        if not every:
+            s = tl.where(tile_allowed(pairs, b, h, i[:, None], j[None, :], n_q, n_k), s, float("-inf"))
+    return s
 
 
 @triton.jit
