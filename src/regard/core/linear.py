@@ -86,11 +86,16 @@ def linear_attention(
         torch_names.refuse("linear_attention", linear_attention, unknown, torch_names.LINEAR_CALL)
     if not isinstance(causal, bool):
         raise TypeError(f"causal must be True or False, got {said(causal)}")
+    described = None
+    if mask is None:
+        output, described = linear_kernel.repeated(query, key, value, features, causal)
+        if output is not None:
+            return output
     problem, given = _checked(query, key, value, mask)
     if features is None:
         features = default_features(problem.query.shape[-1], problem.dtype, problem.device)
     if linear_kernel.serves(problem, features, causal):
-        return linear_kernel.attend(problem, features, causal)
+        return linear_kernel.attend(problem, given, features, causal, described)
     if linear_kernel.blocks_serve(problem, given, features, causal):
         with _without_autocast(problem.device):
             output = linear_kernel.attend_in_blocks(

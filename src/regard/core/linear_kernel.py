@@ -5,14 +5,19 @@ The module `linear` computes linear attention for every device and feature map, 
 
 import functools
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Hashable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from regard.core import sharding
 from regard.core.features import EluFeatures, Features, PerformerFeatures
 from regard.core.linear_masks import allowed_keys, filled
+from regard.core.normalizers import Softmax
 from regard.core.problem import HALF, Problem
+from regard.core.signatures import signature
 from regard.core.transforms import transformed
 from regard.kernels import linear_blocks, linear_loops, performer_products
 from regard.kernels.availability import TRITON
@@ -24,11 +29,33 @@ _WIDEST = 2048  # the largest size of queries and values that is computed by tor
 _MANY = 1 << 18  # with fewer query rows over all heads, launching the many matrix products takes longer than they save
 TRIAL = False  # whether matrix products are also used for calls for which their time has not been measured on a GPU
 _PROGRAMS = 65_535  # the largest number of thread blocks on the second axis of a CUDA kernel launch
+DEVICE = "cuda"  # tests set "cpu", to run the kernels in Triton's interpreter
+
+# How a call is computed on CUDA: by the kernels for elu features in half precision without a causal mask, by torch's
+# matrix products with kernels between them, or by the kernels for all other calls.
+_Way = Literal["full", "products", "chunks"]
+_ways: dict[Hashable, _Way] = {}  # by the signature of calls without a mask, whose tensors need no other shape
+_MANY_WAYS, _SOFTMAX = 4096, Softmax()
+
+
+def repeated(query: Any, key: Any, value: Any, features: Any, causal: bool) -> tuple[Tensor | None, Hashable]:
+    """Return the output of a call without a mask on CUDA if a call with the same signature was computed before.
+
+    Also return the signature for `attend`, or None if the call has none.
+    """
+    if not isinstance(query, Tensor) or query.device.type != DEVICE or sharding.current is not None:
+        return None, None
+    described = signature(query, key, value, features, _SOFTMAX, None, None, 0.0, None)
+    if described is None:
+        return None, None
+    described = described, causal
+    way = _ways.get(described)
+    return None if way is None else _computed(way, query, key, value, None, features, causal), described
 
 
 def serves(problem: Problem, features: Features, causal: bool) -> bool:
     """Return whether this call is computed on CUDA by the kernels, or by matrix products between kernels."""
-    if problem.device.type != "cuda" or not TRITON or torch.compiler.is_compiling() or transformed():
+    if problem.device.type != DEVICE or not TRITON or torch.compiler.is_compiling() or transformed():
         return False
     if problem.query.dtype not in (*HALF, torch.float32) or problem.empty or problem.value.shape[-1] == 0:
         return False
@@ -43,7 +70,7 @@ def serves(problem: Problem, features: Features, causal: bool) -> bool:
         count = problem.query.shape[-1]
     else:
         return False
-    if _by_products(problem, features, causal):
+    if _fully(problem, features, causal) or _by_products(problem, features, causal):
         return True
     chunks = problem.shape[-1] // _CHUNK if causal else 0
     fits = heads * chunks * count * size * 4 <= _SUMS
@@ -75,32 +102,60 @@ def _shared_memory(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
 
 
-def attend(problem: Problem, features: Features, causal: bool) -> Tensor:
-    """Return the output of linear attention on CUDA, (…, h, q, e)."""
-    from regard.kernels.triton.linear.operator import linear_attention  # imported here: the module imports Triton
+def attend(
+    problem: Problem, given: tuple[Tensor, ...], features: Features, causal: bool, described: Hashable = None
+) -> Tensor:
+    """Return the output of linear attention on CUDA, (…, h, q, e).
 
-    projection = None
+    `described` is the signature of a call without a mask: if the kernels read the `given` query, key and value as they
+    are, `repeated` will compute later calls with this signature in the same way.
+    """
     if isinstance(features, PerformerFeatures):
         features.check(problem.query)
-        projection = features.projection
     query, key, value, keep = problem.query, problem.key, problem.value, allowed_keys(problem)
-    products = _by_products(problem, features, causal)
-    if problem.group > 1 and ((products and causal) or (keep is not None and keep.shape[-2] > 1)):
+    way: _Way = "products" if _by_products(problem, features, causal) else "chunks"
+    way = "full" if _fully(problem, features, causal) else way
+    if problem.group > 1 and ((way == "products" and causal) or (keep is not None and keep.shape[-2] > 1)):
         key, value = problem.repeat(key), problem.repeat(value)
     if keep is not None:
-        # A query without allowed keys must not affect any result, even if it is NaN.
-        query = torch.where(filled(keep, query.shape[-2], causal).unsqueeze(-1), query, 0)
+        if way != "full":  # a query without allowed keys must not affect any result, even if it is NaN
+            query = torch.where(filled(keep, query.shape[-2], causal).unsqueeze(-1), query, 0)
         keep = keep.expand(*key.shape[:-1]).reshape(-1, *key.shape[-3:-1])
     if causal and key.shape[-2] > query.shape[-2]:  # no query attends to the keys after the last query's position
         seen = query.shape[-2]
         key, value, keep = key[..., :seen, :], value[..., :seen, :], None if keep is None else keep[..., :seen]
+    if described is not None and query.ndim == 4 and all(map(operator.is_, given, (query, key, value))):
+        if len(_ways) >= _MANY_WAYS:
+            _ways.clear()
+        _ways[described] = way
     rows, keys, values = (t.reshape(-1, *t.shape[-3:]) for t in (query, key, value))
-    if products:
-        output = _multiplied(rows, keys, values, keep, features, causal)
-    else:
-        output = linear_attention(rows, keys, values, keep, projection, causal)
+    output = _computed(way, rows, keys, values, keep, features, causal)
     output = output.reshape(*problem.shape[:-1], value.shape[-1])
     return output.squeeze(0) if problem.headless else output
+
+
+def _fully(problem: Problem, features: Features, causal: bool) -> bool:
+    """Return whether the kernels of `regard.kernels.triton.linear.full` compute this call."""
+    sizes = problem.query.shape[-1], problem.value.shape[-1]
+    elu = isinstance(features, EluFeatures) and not causal and problem.query.dtype in HALF
+    return elu and min(sizes) <= _SIZE and max(sizes) <= 2 * _SIZE
+
+
+def _computed(
+    way: _Way, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, features: Features, causal: bool
+) -> Tensor:
+    """Return the output for query (b, h, q, d), key (b, g, k, d) and value (b, g, k, e)."""
+    if way == "products":
+        return _multiplied(query, key, value, keep, features, causal)
+    # The modules are imported here, because they import Triton.
+    if way == "full":
+        from regard.kernels.triton.linear import full
+
+        return full.linear_attention(query, key, value, keep)
+    from regard.kernels.triton.linear import operator as chunks
+
+    projection = features.projection if isinstance(features, PerformerFeatures) else None
+    return chunks.linear_attention(query, key, value, keep, projection, causal)
 
 
 def _multiplied(

@@ -89,35 +89,39 @@ def _forward(plan: _Plan, query: Tensor, key: Tensor, value: Tensor, keep: Tenso
     """
     (d, e), c, chunks, heads = plan.sizes, plan.chunk, plan.chunks, plan.heads
     count, hidden = heads * chunks, key if keep is None else keep
+    # New tensors are aligned to 16 bytes. If the others are too, the dtype suffices to select the compiled kernels.
+    fresh = (query.dtype,)
+    known = fresh if keep is None and not (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15 else None
     queries, keys, values = (query.new_empty(count, c, n) for n in (d, d, e))
-    stats = torch.empty(2, count, d + e, device=query.device)  # sums of each chunk, and of all chunks before it
+    # The sums of each chunk, and of all chunks before it.
+    stats, earlier = (torch.empty(count, d + e, device=query.device) for _ in range(2))
     divisor = torch.empty(count, c, device=query.device)
-    plan.queries(query, query, queries)
-    plan.keys(key, value, hidden, keys, values, stats[0])
-    plan.before[d + e](stats[0], stats[1])
+    plan.queries(query, query, queries, known=known)
+    plan.keys(key, value, hidden, keys, values, stats, known=known)
+    plan.before[d + e](stats, earlier, known=(stats.dtype,))
     pairs = torch.bmm(queries, keys.mT)
-    plan.pairs(pairs, queries, stats[1], divisor, divisor)
+    plan.pairs(pairs, queries, earlier, divisor, divisor, known=fresh)
     if chunks == 1:
         before, sums = None, torch.bmm(pairs, values)
     else:
         before = torch.bmm(keys.mT, values)
-        plan.before[d * e](before, before)
+        plan.before[d * e](before, before, known=fresh)
         sums = torch.bmm(queries, before).baddbmm_(pairs, values)
     output = torch.empty(*query.shape[:-1], e, device=query.device, dtype=query.dtype)
-    plan.divide(sums, divisor, stats[0], stats[1], value, hidden, output)
-    return output, queries, keys, values, pairs, before, stats[1], divisor
+    plan.divide(sums, divisor, stats, earlier, value, hidden, output, known=known)
+    return output, queries, keys, values, pairs, before, earlier, divisor
 
 
 def _backward(
     plan: _Plan, inputs: tuple[Tensor, Tensor, Tensor | None], saved: tuple[Any, ...], change: Tensor
 ) -> list[Tensor]:
     query, key, keep = inputs
-    output, queries, keys, values, pairs, before, stats, divisor = saved
+    output, queries, keys, values, pairs, before, earlier, divisor = saved
     (d, e), c, chunks = plan.sizes, plan.chunk, plan.chunks
     above, delta = torch.empty_like(values), torch.empty_like(divisor)
     plan.upstream(change.stride()[:3])(change, output, divisor, above, delta)
     inner = torch.bmm(above, values.mT)
-    plan.inner(inner, queries, stats, divisor, delta)
+    plan.inner(inner, queries, earlier, divisor, delta)
     grads = [torch.empty(t.shape, device=t.device, dtype=t.dtype) for t in (query, key)]
     of_queries, of_keys, of_values = torch.bmm(inner, keys), torch.bmm(inner.mT, queries), torch.bmm(pairs.mT, above)
     rest = torch.bmm(delta.to(queries.dtype).unsqueeze(1), queries)
@@ -128,7 +132,7 @@ def _backward(
         of_keys.baddbmm_(values, later.mT)
         of_values.baddbmm_(keys, later)
     plan.after[d](rest, rest)
-    plan.query_gradients(query, query, of_queries, delta, stats, grads[0])
+    plan.query_gradients(query, query, of_queries, delta, earlier, grads[0])
     plan.key_gradients(key, key if keep is None else keep, of_keys, delta, rest, grads[1])
     shape = (query.shape[0], query.shape[1], chunks * c, e)
     return [*grads, of_values.view(shape)[:, :, : key.shape[2]]]
