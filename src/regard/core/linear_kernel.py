@@ -64,7 +64,9 @@ def serves(problem: Problem, features: Features, causal: bool) -> bool:
         return False
     if isinstance(features, PerformerFeatures):
         count = features.projection.shape[0]
-        if features.projection.requires_grad:
+        # In float32 the kernel of the gradients spills registers if vectors have more than 64 columns.
+        wide = max(problem.query.shape[-1], size) > _SIZE // 2
+        if features.projection.requires_grad or (problem.differentiated and wide and problem.query.dtype not in HALF):
             return False
     elif isinstance(features, EluFeatures):
         count = problem.query.shape[-1]

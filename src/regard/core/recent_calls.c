@@ -2,12 +2,14 @@
  * module. Between two attention calls of a model, other work evicts Python's code and data from the processor's caches,
  * and each line of Python then takes a microsecond: this function replaces some thirty lines.
  *
- * `call` returns what Python's code would return; tests compare the two. */
+ * `call` has the effect of `recent_calls.recall` followed by the call of the route's function in `attention.attention`;
+ * tests run with either. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-/* The fields of a stored call, in the order in which `recent_calls.remember` writes them. */
+/* The fields of a stored call that this file reads, in the order in which `recent_calls.remember` writes them; others
+ * follow. */
 enum {
     SCORE, NORMALIZE, MASK, BIAS, REQUEST, SCORE_HELD, MASK_HELD, BIAS_HELD, DROPOUT, GRADIENTS, DETERMINISTIC,
     RECORDING, CHECK, ROUTE, WITH_REQUEST, DIRECT, FIELDS
@@ -15,7 +17,8 @@ enum {
 /* The arguments of `call`. */
 enum { A_QUERY, A_KEY, A_VALUE, A_SCORE, A_NORMALIZE, A_MASK, A_BIAS, A_DROPOUT, A_REQUEST, ARGUMENTS };
 
-/* What `prepare` receives: the stored calls, the class of tensors and that of results, functions and modules. */
+/* The stored calls, from `store`; the class of tensors, that of results, functions and modules, from `prepare`; names of
+ * attributes and an empty tuple, made at import. */
 static PyObject *recent, *tensor_type, *result_type;
 static PyObject *has_gradients, *is_deterministic, *forward_mode, *graphs, *by_keys;
 static PyObject *is_nested, *current_level, *recording, *output_name, *weights_name, *log_prob_name, *no_arguments;
@@ -29,7 +32,7 @@ static int is_set(PyObject *object, PyObject *name) {
     return set;
 }
 
-/* Returns 1 if a function returns a true object, 0 if it does not, -1 after an error; takes the function's result. */
+/* Returns 1 if a function returns a true object, 0 if it does not, -1 after an error; steals the reference `found`. */
 static int truth(PyObject *found) {
     if (found == NULL) return -1;
     int set = found == Py_True ? 1 : found == Py_False ? 0 : PyObject_IsTrue(found);
@@ -81,7 +84,8 @@ static int matches(PyObject *stored, PyObject *const *given, PyObject *gradients
     return truth(PyObject_Vectorcall(PyTuple_GET_ITEM(stored, CHECK), given, 3, NULL));
 }
 
-/* Returns an instance of the class of results with these fields; takes `output`, borrows the others (NULL: default). */
+/* Returns an instance of the class of results with these fields; steals the reference
+ * `output`, borrows the others (NULL: default). */
 static PyObject *result(PyObject *output, PyObject *weights, PyObject *log_prob) {
     PyObject *made = PyBaseObject_Type.tp_new((PyTypeObject *)result_type, no_arguments, NULL);
     int failed = made == NULL || PyObject_GenericSetAttr(made, output_name, output) < 0;
@@ -128,8 +132,8 @@ static PyObject *run(PyObject *route, PyObject *with_request, PyObject *direct, 
     return Py_NewRef(route);
 }
 
-/* Returns the result of a stored call with these arguments; its route, if the route's functions refuse the values of
- * the tensors; None if there is no stored call. */
+/* Returns the result of a stored call with these arguments; its route, if the route has no functions or they refuse the
+ * values of the tensors; None if there is no such stored call. */
 static PyObject *call(PyObject *module, PyObject *const *given, Py_ssize_t count) {
     (void)module;
     if (count != ARGUMENTS || recent == NULL) {

@@ -1,13 +1,13 @@
-"""A cache of the `Route` (choice of a backend) of recent calls, which is looked up by guards of torch.compile.
+"""A cache of the `Route` (choice of a backend) of recent calls; guards of torch.compile find the entry of a call.
 
 The route of a call (`regard.core.dispatch.Route`) lists the backends and functions that can compute it.
 
 A guard is the check that torch.compile makes before it runs compiled code: one call in C++ compares type, shape,
 strides, dtype, device, `requires_grad` and the dispatch keys, which include torch.func, autocast, inference mode,
-tracing and modes. Score, normaliser, mask, bias and request are compared by identity first, so that a repeated call
-runs few lines of Python: between two attention calls of a model, other work evicts these lines from the processor's
-caches, and each line then takes several times as long. In a version of torch without these guards, no call is
-stored, and a signature is computed for each call.
+tracing, and torch function and dispatch modes. Score, normaliser, mask, bias and request are compared by identity
+first, so that a repeated call runs few lines of Python: between two attention calls of a model, other work evicts these
+lines from the processor's caches, and each line then takes several times as long. In a version of torch without these
+guards, no call is stored, and the signature of each call (`signatures`: its cache key) is computed.
 """
 
 import functools
@@ -31,19 +31,22 @@ if TYPE_CHECKING:
 _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _TensorGuards: Any = getattr(_guards, "TensorGuards", None)  # Any: torch's type stubs of TensorGuards are wrong
 _MOST, _COUNTED = 8, 4096  # the largest numbers of stored calls, and of `Route` objects whose calls are counted
-# In the entry of a stored call, `_NEVER` replaces an argument (such as a mask) that holds tensors: storing the argument
-# itself would keep the tensors alive. The cache key of such an argument is compared instead of its identity.
+# In the entry of a stored call, `_NEVER` replaces an argument (such as a mask) that may hold tensors, because its class
+# is not in `WITHOUT_TENSORS`: storing the argument itself would keep its tensors alive. The cache key of such an
+# argument is compared instead of its identity.
 _NEVER = object()
 _has_gradients, _deterministic = torch.is_grad_enabled, torch._C._get_deterministic_algorithms
 # The stored calls, newest first. Each entry has: score, normaliser, mask, bias and request, each replaced by `_NEVER`
-# if it holds tensors; weak references to score, mask and bias if they hold tensors; dropout; whether grad mode was on,
-# deterministic algorithms were required and a CUDA graph was recorded; the guard of query, key and value; the `Route`
-# and its functions; the cache keys of score, normaliser, mask, bias and request; the classes of score, mask and bias.
+# if it may hold tensors; weak references to score, mask and bias if they hold tensors; dropout; whether grad mode was
+# on, deterministic algorithms were required and a CUDA graph was being recorded; the guard of query, key and value; the
+# `Route` and its functions; the cache keys of score, normaliser, mask, bias and request; the classes of score, mask and
+# bias.
 _recent: tuple[tuple[Any, ...], ...] = ()
 _missed: dict[int, int] = {}  # maps id(`Route`) to the number of its calls that `recall` did not find
 # `recall` and the call of the route's function, compiled from C: it takes the arguments of `recall`, and returns the
-# result (`Attended`), the `Route` if its functions refuse the values of the tensors, or None. It is None until `recall`
-# has found `_OFTEN` calls, or, where an earlier process has compiled it, until a call is stored.
+# result (`Attended`), the `Route` if it has no functions or they refuse the values of the tensors, or None if no stored
+# call matches. The variable is None until `recall` has found `_OFTEN` calls, or, where an earlier process has compiled
+# the function, until a call is stored.
 compiled_call: Callable[..., Any] | None = None
 _extension: Any = None
 _OFTEN = 64
@@ -202,8 +205,8 @@ def _same(record: object, held: _Held | None) -> bool:
 
 
 def _check(*tensors: Tensor) -> Callable[..., bool]:
-    """Return a function that checks whether its arguments have the shapes, strides, dtypes and devices of these
-    tensors.
+    """Return torch's guard of these tensors: a function that checks whether its arguments have the same types, shapes,
+    strides, dtypes, devices, `requires_grad` and dispatch keys.
 
     torch's guard does not accept the same tensor twice: if query, key and value are not three different tensors, each
     of them has a guard of its own.

@@ -21,7 +21,7 @@ whether a kernel applies to a call: `core/backends` for attention, `models` for 
 - `compilation`: functions compiled to C++ at their first call, and cached;
 - `native_library`: C files of this package, compiled once for a machine and loaded from the user's cache; the text of
   `vectors.h` (SIMD vectors), `bfloat16.h` (products of bfloat16 matrices) and `regions.h` (division of work among
-  threads) precedes each C file;
+  threads) precedes the files of a library;
 - `derivatives`: the error raised when a backward pass that has no derivative is differentiated;
 - `availability`: whether Triton is installed, the current GPU, and whether a CUDA graph is being captured;
 - `device_memory`: the working memory that a computation may take on a device;

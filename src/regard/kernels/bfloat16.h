@@ -1,5 +1,5 @@
-/* Products of bfloat16 matrices with sums in float32, by AMX or AVX-512. `native_library` puts this text after
- * `vectors.h` before each C file.
+/* Products of bfloat16 matrices with sums in float32, by AMX or AVX-512. `native_library.library` puts this
+ * text after `vectors.h` before the C files of a library.
  *
  * The depth of a product is the axis that it sums over. The left operand is stored as rows of bfloat16. The right
  * operand is packed in tiles, each of a depth of 32 and of 16 columns: a row of a tile holds, for each column, a pair

@@ -25,7 +25,7 @@ _log = logging.getLogger("regard")
 # -ffast-math is not used: linking with it would flush subnormal numbers to 0 in the whole process. If torch has loaded
 # libgomp, the library uses that copy for OpenMP, and shares its thread pool with torch.
 _OPENMP = "-fopenmp"
-_HEADERS = ("vectors.h", "bfloat16.h", "regions.h")  # their text precedes every C file, so the cache key includes it
+_HEADERS = ("vectors.h", "bfloat16.h", "regions.h")  # their text precedes the files of a `library`
 _FLAGS = ("-O3", "-march=native", "-std=c11", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math")
 _EXTENSION_FLAGS = ("-O2", "-std=c11", "-fPIC", "-shared", "-pthread")
 
@@ -92,7 +92,7 @@ def extension(package: str, name: str, *, compiles: bool) -> ModuleType | None:
 
 
 class _NotCompiledError(Exception):
-    """The cache does not have a C file, and it is not to be compiled now."""
+    """Raised if the cache has no library compiled from a C file, and it is not to be compiled now."""
 
 
 def _compiled(compiler_path: str, source: bytes, stem: str, flags: tuple[str, ...], *, compiles: bool = True) -> Path:

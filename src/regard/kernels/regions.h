@@ -1,4 +1,4 @@
-/* How threads divide units of work: `native_library` puts this text before each C file.
+/* How threads divide units of work: `native_library.library` puts this text before its C files.
  *
  * Each thread has a region of consecutive units, and takes units of other regions when its own are done. The threads
  * then write to memory far apart: where they write to adjacent pages of new memory, the operating system, which clears

@@ -1,4 +1,4 @@
-/* SIMD vectors of float32 for the C files of this package: `native_library` puts this text before each of them. */
+/* SIMD vectors of float32 for the C files of this package: `native_library.library` puts this text before them. */
 
 #include <math.h>
 #include <pthread.h>

@@ -25,7 +25,7 @@ class Classified:
 
 
 class Classifier(nn.Module):
-    """Classifies a memory from the context vector that a query attends to.
+    """Classifies a memory from the context vector of a query that attends to it.
 
     The context is c = Σ_j a_j h_j with a = normalize(score(u, h_j)), and the logits are W c + b. The query u is a
     learned parameter. With the additive score w · tanh(W_k h_j + W_q u) this is the word attention of Yang et al.

@@ -163,11 +163,11 @@ def turns(case: Case, runs: dict[str, Run]) -> dict[str, float]:
 
     numbers = dict.fromkeys(runs, 1)
     readings = {}
-    for name, run in runs.items():  # times the second call, because the first one includes compilation
-        second = _clock(run, device)
+    for name, run in runs.items():  # all contenders have run before, so no call includes compilation
+        once = _clock(run, device)
         if device == "cpu" and not case.cold:
-            numbers[name] = max(1, min(100, round(READING / second)))
-        readings[name] = [min(reading(name) for _ in range(3 if second < SHORT else 1))]
+            numbers[name] = max(1, min(100, round(READING / once)))
+        readings[name] = [min(reading(name) for _ in range(3 if once < SHORT else 1))]
     peers = [times[0] for name, times in readings.items() if name != "regard"]
     limit = BEHIND * min(peers, default=0.0)
     active = [name for name in runs if name == "regard" or readings[name][0] <= limit]

@@ -4,8 +4,9 @@ This module computes the calls for which `backend="auto"` chooses `reference`, b
 launches. On a GPU no value is inspected, because the host would have to wait for the device. Instead every masked score
 is replaced, even if it is NaN, `attended` removes the effect of masked values, and the backward pass multiplies only
 with finite numbers. On the CPU the values are inspected, and calls with NaN or Inf are left to `reference`. Matrix
-products of half-precision tensors have inputs in half precision and sums in float32. The operations between the
-products are in float32; on the CPU their results are rounded to bfloat16.
+products of half-precision tensors have inputs in half precision and sums in float32; on a CPU, float16 and, without
+instructions for it, bfloat16 are converted to float32 first. The operations between the products are in float32; for
+bfloat16 on a CPU with such instructions, their results are rounded to bfloat16 (`_rounds`).
 """
 
 import functools
@@ -50,7 +51,7 @@ _SINGLE = 2**13
 _WORK = 2**28
 _LONGEST = 8192  # the longest row, in keys, whose gradients a program of the kernel holds in registers
 _PROGRAMS = 65_535  # the largest number of thread blocks on the second axis of a CUDA kernel launch
-_ROWS = 64  # up to this number of requested rows, their positions are cached on the device
+_ROWS = 64  # up to this number of requested rows, the kernel stores the weights of these rows alone
 
 
 def serves(problem: Problem) -> bool:
@@ -70,7 +71,7 @@ def serves(problem: Problem) -> bool:
 
 
 def attend(problem: Problem) -> Result | None:
-    """Compute the call; return None on the CPU if a value is not finite, so that `reference` computes the call."""
+    """Compute the call; return None on the CPU if values of a masked call are not finite: `reference` computes it."""
     if problem.request is not None and by_one_kernel(problem) and (computed := with_request(problem)) is not None:
         inputs = (problem.query, problem.key, problem.value, problem.score, problem.mask, problem.bias, problem.request)
         if (results := computed(*inputs)) is not None:
@@ -203,7 +204,8 @@ def _kernel_fits(problem: Problem) -> bool:
 def _has_gradients(problem: Problem) -> bool:
     """Return whether the gradients of output and weights can be computed from the weights in the queries' dtype.
 
-    In float32 and with a bias, and for summaries, torch operations compute them from weights that are not rounded.
+    Otherwise torch operations compute them from weights that are not rounded: in float32, with a bias, if less than all
+    weights are requested, and for rows longer than `_LONGEST`.
     """
     if not isinstance(problem.request, Full) or problem.query.dtype not in HALF or problem.bias is not None:
         return False
@@ -404,10 +406,9 @@ def _scaled_product(query: Tensor, key: Tensor, scale: float) -> Tensor:
 
 
 def wide_product(left: Tensor, right: Tensor) -> Tensor:
-    """Return left @ right in at least float32.
+    """Return left @ right in at least float32, or in bfloat16 for bfloat16 tensors on a CPU with instructions for them.
 
-    On a CPU with products of bfloat16, a product of bfloat16 tensors stays in bfloat16, because torch's CPU operations
-    on bfloat16 compute in float32.
+    torch's CPU operations on bfloat16 compute in float32.
     """
     if left.dtype not in HALF:
         return left @ right

@@ -34,9 +34,10 @@ _SIZE = 256  # the largest vector size of queries, keys and values that the kern
 # _SHORT keys.
 _SINGLE, _SHORT = 128, 64
 # In float32, the sizes for which the kernel is faster than torch's also without a mask: up to _NARROW, and from _WIDE
-# (with gradients _LEARNED) to _SINGLE. Sizes are padded to powers of two, so those between are slower. _WORK is the
-# number of multiplications (pairs times size) from which on the kernel saves enough time to be worth its compilation.
-_NARROW, _WIDE, _LEARNED, _WORK = 64, 80, 100, 2**26
+# (with gradients _LEARNED) to _SINGLE. Sizes are padded to powers of two, so those between are slower. _WORK and, with
+# gradients, _LEARNED_WORK are the numbers of multiplications (pairs times size) from which on the kernel saves enough
+# time to be worth its compilation and the host's time for an autograd function in Python.
+_NARROW, _WIDE, _LEARNED, _WORK, _LEARNED_WORK = 64, 80, 100, 2**26, 2**30
 _PROGRAMS = 65_535  # the largest number of thread blocks on the second axis of a CUDA kernel launch
 _REACH = 2**20  # the largest distance in the table of a relative bias, and its largest offset
 _FEW = 1024  # over more keys than this, other backends are faster than this kernel for few queries
@@ -108,7 +109,7 @@ def _faster_in_float32(problem: Problem) -> bool:
     if problem.mask is None and query.ndim == 4 and torch_sdpa.products_serve(query, key, value):
         return False
     fast = size <= _NARROW or size >= (_LEARNED if problem.differentiated else _WIDE)
-    return fast and math.prod(problem.shape) * size >= _WORK
+    return fast and math.prod(problem.shape) * size >= (_LEARNED_WORK if problem.differentiated else _WORK)
 
 
 def _softcap(score: Score) -> float | None:

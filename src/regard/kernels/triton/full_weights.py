@@ -25,13 +25,15 @@ from regard.kernels.triton.score_tiles import (
     tile_scores,
 )
 
+# Tile sizes of `full`. In half precision: `_HALF` without values, `_VALUES` with values if no vector has more than 64
+# columns, else `_LARGE`, of which two programs fit a multiprocessor; also for queries of more than 128 columns. In
+# float32: `_SINGLE`.
 _HALF = Block(128, 128, warps=8, stages=3)
-# For queries of more than 128 columns or, with values, queries or values of more than 64; two programs fit a
-# multiprocessor.
 _LARGE = Block(64, 64, warps=4, stages=2)
 _VALUES = Block(64, 64, warps=4, stages=3)
 _SINGLE = Block(64, 32, warps=4, stages=2)
-# `few_keys` serves calls whose tile of keys or values has at most so many numbers, in half precision and in float32.
+# `few_keys` serves calls whose tile of keys or values has at most so many numbers, in half precision and in float32,
+# and at most 128 rows and columns.
 _FEW_HALF, _FEW_SINGLE = 128 * 128, 64 * 64
 
 
@@ -156,7 +158,7 @@ def few_keys(
 
 
 def _few(query: Tensor, key: Tensor, value_size: int) -> Block | None:
-    """Return the tile size of `few_keys`, or None if there are too many keys for it."""
+    """Return the tile size of `few_keys`, or None if keys or values do not fit its tile."""
     (_, _, q, d), k, single = query.shape, key.shape[2], query.dtype == torch.float32
     columns, size = (max(16, triton.next_power_of_2(n)) for n in (k, max(d, value_size)))
     if columns * size > (_FEW_SINGLE if single else _FEW_HALF) or max(columns, size) > 128:
@@ -175,8 +177,9 @@ def _plan(scored: Scored, value_size: int) -> tuple[bool, Block, dict[str, Any]]
         few = False
         narrow = _HALF if value_size == 0 else _VALUES if max(d, value_size) <= 64 else _LARGE
         block = _SINGLE if single else narrow if d <= 128 else _LARGE
-        if single and value_size > 0:  # if key and value tiles differ in size, Triton 3.6 computes some TF32 products
-            constants["D"] = size = max(size, constants["D"])  # wrong on Hopper
+        # If key and value tiles differ in size, Triton 3.6 computes wrong results for some TF32 products on Hopper.
+        if single and value_size > 0:
+            constants["D"] = size = max(size, constants["D"])
     elif single and scored.query.is_cuda:
         constants["PRECISION"] = "six"
     return few, block, {**constants, "VALUE_SIZE": value_size, "E": size, "BM": block.rows, "BN": block.columns}

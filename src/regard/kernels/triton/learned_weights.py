@@ -119,8 +119,8 @@ class _Plan:
 def _rows(tensor: Tensor, batch: int, wide: int = 0, clean: bool = False) -> Tensor:
     """Return a tensor (b, h, n, size) as (batch, b · h · n / batch, size).
 
-    With more than n rows in `wide`, where batch is b · h, zeros are appended. With `clean`, NaN and Inf are replaced by
-    zeros. A copy is made only if one of these, or the memory order, requires it.
+    If `wide` > n, zeros are appended so that each matrix has `wide` rows; `batch` must then be b · h. With `clean`, NaN
+    and Inf are replaced by zeros. A copy is made only if one of these, or the memory order, requires it.
     """
     b, h, n, size = tensor.shape
     if wide > n:
@@ -138,13 +138,16 @@ def _rows(tensor: Tensor, batch: int, wide: int = 0, clean: bool = False) -> Ten
 
 
 def _of_keys(tensor: Tensor, b: int, g: int, keys: int) -> Tensor:
-    """Return a tensor (b · g, n, size) as (b, g, keys, size), without the rows that were padded."""
+    """Return a tensor (b · g, n, size) as (b, g, keys, size), without the rows of padding."""
     tensor = tensor.view(b, g, *tensor.shape[1:])
     return tensor if tensor.shape[2] == keys else tensor[:, :, :keys]
 
 
 class _Learned(torch.autograd.Function):
-    """The autograd function of output and weights; its backward pass by torch operations has second derivatives."""
+    """The autograd function of output and weights.
+
+    With `create_graph=True` torch operations compute the gradients, so that second derivatives exist.
+    """
 
     @staticmethod
     def forward(

@@ -127,8 +127,8 @@ def local_forward(
 ):  # fmt: skip
     """Compute output, weights and log-sum-exp.
 
-    Weights in float32 hold the scores until the log-sum-exp is known. In half precision they could not, and the scores
-    are computed twice.
+    Weights in float32 hold the scores until the log-sum-exp is known. In half precision scores would lose too many
+    digits, so they are computed twice.
     """
     z = tl.program_id(1).to(tl.int64)
     b, h = z // heads, z % heads
@@ -257,8 +257,8 @@ def local_rows(
 ):  # fmt: skip
     """Compute the gradients of queries and centres, and Σ dO · O of each query for `local_keys`.
 
-    Without `output`, Σ dO · O is summed over the pairs first: in half precision, the rounding of O would be the only
-    error of rows with few keys.
+    Without `output` (in half precision), Σ dO · O is first computed from the pairs: computed from the rounded O, it
+    would add an error to rows with few keys, whose gradients are otherwise nearly exact.
     """
     z = tl.program_id(1).to(tl.int64)
     b, h = z // heads, z % heads

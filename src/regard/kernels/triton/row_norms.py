@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.kernels.derivatives import REFERENCE, once_only
 from regard.kernels.triton.additive.plan import Block, Prepared
 
-_NUMBERS = 4096  # number of entries of x that one program computes
+_NUMBERS = 4096  # number of entries, with padding, of the rows that one program computes
 
 
 @triton.jit
@@ -63,7 +63,7 @@ def _gradient_block(
 
 
 # Both kernels compute the rows of two tensors x and y, such as queries and keys: the first `tiles` programs of a slice
-# (a batch row and a head) compute rows of x, the others rows of y, which may have fewer slices.
+# (a batch row and a head) compute rows of x, the others rows of y; x and y may have different numbers of slices.
 @triton.jit
 def _forward(
     x, y, x_out, y_out, xb, xh, xn, yb, yh, yn, uxb, uxh, uxn, uyb, uyh, uyn,

@@ -79,7 +79,7 @@ class ImageEncoder(nn.Module):
         return math.ceil(height / stride), math.ceil(width / stride)
 
     def forward(self, images: Float[Tensor, "b c height width"], lengths: None = None) -> Memory:
-        """Return the memory (cell states) of images of one size, with a position for each cell of the feature map."""
+        """Return the memory of images of one size; it has a position for each cell of the feature map."""
         if lengths is not None:
             raise ValueError("lengths must be None for images: all of a batch have one size")
         return self.memory(self.backbone(images))

@@ -42,8 +42,8 @@ class Tuning(NamedTuple):
     series_wide: Block = Block(128, 128, 64, warps=8, stages=3)  # `series_forward` for values of more than 64 columns
     series_score: Block = Block(128, 128, 64, warps=8, stages=4)
     series_feature: Block = Block(128, 256, 64, warps=8, stages=3)
-    pieces: int = 2  # number of parts in which the series' forward softmax processes a tile
-    slab_bytes: int = 64 << 20  # limit of the size of a slab of dS in bytes; with a series, the limit may be larger
+    pieces: int = 2  # number of parts in which `series_forward` processes the softmax of a tile
+    slab_bytes: int = 64 << 20  # limit of the size of a slab of dS in bytes; larger for the series kernels
     programs: int = 1024  # number of programs that fill a device; smaller launches are split into segments
 
 

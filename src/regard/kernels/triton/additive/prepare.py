@@ -5,7 +5,7 @@ import triton.language as tl
 
 from regard.kernels.triton.additive.pairs import LOG2E, SPAN, coarse, remainder
 
-LIMIT = tl.constexpr(34.0)  # the largest |x| for which e^{2x} divided by the smallest weight fits float32
+LIMIT = tl.constexpr(34.0)  # for |x| up to this, e^{2x} divided by the smallest weight fits float32
 LEAST = tl.constexpr(1e-8)  # weights smaller than this, relative to the largest weight, are raised to it
 FAR = tl.constexpr(1e9)  # reciprocal weight of padding features, so large that their terms vanish in rounding
 
