@@ -56,7 +56,7 @@ def computed(
             pytest.skip("there is no C compiler")
         make: Any = local_attention.Loops
     else:
-        from regard.kernels.triton.local_windows import Launches
+        from regard.kernels.triton.local_launches import Launches
 
         make = Launches
     given = [tensor.to(device) for tensor in tensors]
@@ -107,11 +107,11 @@ def test_other_sizes(kind: str, size: int, value_size: int) -> None:
 def test_vectors_in_two_tiles(
     size: int, value_size: int, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from regard.kernels.triton import local_windows
+    from regard.kernels.triton import local_launches
     from regard.kernels.triton.additive.plan import Block
 
-    two = local_windows.Tuning(*(Block(32, 32, depth=64, stages=1) for _ in range(3)))
-    for table in (local_windows._SINGLE, local_windows._HALF):
+    two = local_launches.Tuning(*(Block(32, 32, depth=64, stages=1) for _ in range(3)))
+    for table in (local_launches._SINGLE, local_launches._HALF):
         monkeypatch.setitem(table, 128, two)
     tensors, change = inputs(size, value_size, dtype), torch.randn(BATCH, HEADS, QUERIES, value_size).to(dtype)
     tensors[3][0, 1] = torch.rand(QUERIES) * 8

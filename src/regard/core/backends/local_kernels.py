@@ -104,7 +104,7 @@ def _maker(query: Tensor, key: Tensor, value: Tensor, centre: Tensor, reach: int
     widest = max(query.shape[1] * _SIZE, 2 * reach + 1, centre.stride(2), *(t.stride(2) for t in tensors))
     if longest * widest >= 2**31:
         return None
-    from regard.kernels.triton.local_windows import Launches  # imported here: the module imports Triton
+    from regard.kernels.triton.local_launches import Launches  # imported here: the module imports Triton
 
     return Launches
 

@@ -7,7 +7,7 @@
 - `range_attention`: attention of each block of queries over a range of keys, given by bands, lengths and segments, with
   any bias; `range_pairs`: the masks and scores of its tiles; `range_sums`: the gradient of its table or bias;
   `segment_bounds`: the ranges of keys that belong to segments;
-- `local_windows`: local attention, a window around a centre for each query;
+- `local_windows`: local attention, a window around a centre for each query; `local_launches`: its launches;
 - `score_tiles`: tiles of scores and sums of their rows, for the next three modules;
 - `weight_summaries`: log-sum-exp, entropy and received weights of softmax, computed from queries and keys alone;
 - `largest_weights`: the largest weights of softmax and their keys, computed from queries and keys alone;
