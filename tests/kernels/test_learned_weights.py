@@ -87,7 +87,7 @@ def near(found: Tensor, true: Tensor) -> None:
 def test_gradients(case: str, least: int, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from regard.kernels.triton import learned_weights
 
-    monkeypatch.setattr(learned_weights, "_PADDED", least)
+    monkeypatch.setattr(learned_weights, "PADDED", least)
     call = Call(case, device, dtype)
     leaves, results = call.learn()
     true = [t.detach().double().requires_grad_() for t in leaves]

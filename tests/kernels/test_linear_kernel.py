@@ -210,12 +210,12 @@ def test_numbers_that_are_not_finite_in_full_attention(device: str) -> None:
 def test_calls_that_are_repeated(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second call with a signature skips the checks of the first one; calls with a mask are checked again."""
     monkeypatch.setattr(linear_kernel, "DEVICE", "cpu")
-    monkeypatch.setattr(linear_kernel, "_ways", {})
+    monkeypatch.setattr(linear_kernel, "ways", {})
     features = regard.EluFeatures()
     for learned, known in ((False, 0), (False, 1), (True, 1), (True, 2)):
         query, key, value = (torch.randn(2, h, 37, 24).half() for h in (2 * group, 2, 2))
         leaves = [x.requires_grad_(learned) for x in (query, key, value)]
-        assert len(linear_kernel._ways) == known
+        assert len(linear_kernel.ways) == known
         output = regard.linear_attention(*leaves, features=features)
         true = [x.detach().double().requires_grad_() for x in leaves]
         keep = torch.ones(2, 2, 37, dtype=torch.bool)

@@ -111,7 +111,7 @@ def test_vectors_in_two_tiles(
     from regard.kernels.triton.additive.plan import Block
 
     two = local_launches.Tuning(*(Block(32, 32, depth=64, stages=1) for _ in range(3)))
-    for table in (local_launches._SINGLE, local_launches._HALF):
+    for table in (local_launches.SINGLE, local_launches.HALF):
         monkeypatch.setitem(table, 128, two)
     tensors, change = inputs(size, value_size, dtype), torch.randn(BATCH, HEADS, QUERIES, value_size).to(dtype)
     tensors[3][0, 1] = torch.rand(QUERIES) * 8

@@ -34,7 +34,7 @@ DEVICE = "cuda"  # tests set "cpu", to run the kernels in Triton's interpreter
 # How a call is computed on CUDA: by the kernels for elu features in half precision without a causal mask, by torch's
 # matrix products with kernels between them, or by the kernels for all other calls.
 _Way = Literal["full", "products", "chunks"]
-_ways: dict[Hashable, _Way] = {}  # by the signature of calls without a mask, whose tensors need no other shape
+ways: dict[Hashable, _Way] = {}  # by the signature of calls without a mask, whose tensors need no other shape
 _MANY_WAYS, _SOFTMAX = 4096, Softmax()
 
 
@@ -49,7 +49,7 @@ def repeated(query: Any, key: Any, value: Any, features: Any, causal: bool) -> t
     if described is None:
         return None, None
     described = described, causal
-    way = _ways.get(described)
+    way = ways.get(described)
     return None if way is None else _computed(way, query, key, value, None, features, causal), described
 
 
@@ -127,9 +127,9 @@ def attend(
         seen = query.shape[-2]
         key, value, keep = key[..., :seen, :], value[..., :seen, :], None if keep is None else keep[..., :seen]
     if described is not None and query.ndim == 4 and all(map(operator.is_, given, (query, key, value))):
-        if len(_ways) >= _MANY_WAYS:
-            _ways.clear()
-        _ways[described] = way
+        if len(ways) >= _MANY_WAYS:
+            ways.clear()
+        ways[described] = way
     rows, keys, values = (t.reshape(-1, *t.shape[-3:]) for t in (query, key, value))
     output = _computed(way, rows, keys, values, keep, features, causal)
     output = output.reshape(*problem.shape[:-1], value.shape[-1])

@@ -69,11 +69,13 @@ def library(package: str, *names: str) -> ctypes.CDLL | None:
 def extension(package: str, name: str, *, compiles: bool) -> ModuleType | None:
     """Return the C file `name` of a package as a loaded extension module of Python.
 
-    Return None if it cannot be compiled, as without Python's headers, or if the cache does not have it and `compiles`
-    is False.
+    Return None if it cannot be compiled, as without Python's headers, if Python runs without its global lock, or if the
+    cache does not have the module and `compiles` is False.
     """
     path, headers = compiler(), sysconfig.get_paths()["include"]
     if path is None or platform.system() != "Linux" or not Path(headers, "Python.h").exists():
+        return None
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):  # importing the module would enable the lock
         return None
     source, stem = resources.files(package).joinpath(name).read_bytes(), Path(name).stem
     try:

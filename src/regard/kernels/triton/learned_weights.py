@@ -23,7 +23,7 @@ from regard.kernels.triton.full_weights import attended
 _NUMBERS = 2048  # the number of pairs that a program computes, unless one row has more
 # torch's products of half-precision matrices are slow if rows do not begin at a multiple of 16 bytes. From this number
 # of pairs on, rows are padded to a multiple of _ROUND numbers, which costs the host a few more launches.
-_PADDED, _ROUND = 2**26, 16
+PADDED, _ROUND = 2**26, 16
 
 
 @triton.jit
@@ -193,7 +193,7 @@ def learned(
     must fit the registers of a program (k ≤ 8192). `pairs` must be `EVERY` unless `masked`, and have no bias.
     """
     (b, h, q, _), (_, g, k, _) = query.shape, key.shape
-    wide = k if b * h * q * k < _PADDED else -(-k // _ROUND) * _ROUND
+    wide = k if b * h * q * k < PADDED else -(-k // _ROUND) * _ROUND
     numbers = max(16, triton.next_power_of_2(wide))
     rows = max(1, min(_NUMBERS // numbers, triton.next_power_of_2(q)))
     block = Block(rows, numbers, warps=8 if numbers > 2 * _NUMBERS else 4)

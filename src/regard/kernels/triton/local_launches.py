@@ -34,13 +34,13 @@ class Tuning(NamedTuple):
 # Tile sizes by the larger of the sizes of key and value, for half precision and for float32, where a matrix product is
 # computed as six products of bfloat16. In half precision, and for sizes above 128, tiles have 32 rows: for 64 and more,
 # Triton 3.6 uses Hopper's asynchronous matrix products, and some results were wrong (docs/experiments.md).
-_HALF = {
+HALF = {
     128: Tuning(Block(32, 64, 256, stages=2), Block(32, 32, 256, stages=2), Block(32, 32, 256, stages=2)),
     256: Tuning(
         Block(32, 32, 256, stages=2), Block(32, 32, 256, warps=8, stages=1), Block(32, 32, 256, warps=8, stages=1)
     ),
 }
-_SINGLE = {
+SINGLE = {
     128: Tuning(Block(64, 32, 64, stages=1), Block(64, 32, 64, stages=1), Block(32, 64, 64, stages=1)),
     256: Tuning(
         Block(32, 32, 256, warps=8, stages=1), Block(32, 32, 256, warps=8, stages=1),
@@ -89,7 +89,7 @@ class Launches:
     ) -> None:  # fmt: skip
         (b, h, q, d), (k, e) = query.shape, value.shape[2:]
         native, single = query.is_cuda, query.dtype == torch.float32
-        self.tuning = (_SINGLE if single else _HALF)[128 if max(d, e) <= 128 else 256]
+        self.tuning = (SINGLE if single else HALF)[128 if max(d, e) <= 128 else 256]
         self.constants = {
             "D": d, "E": e, "GAUSSIAN": gaussian, "NATIVE": native,
             "PRECISION": ("six" if single else "ieee") if native else "interpreted",
