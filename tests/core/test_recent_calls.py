@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 import regard
@@ -160,6 +162,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "inference": torch.inference_mode,
     "dispatch mode": lambda: FlopCounterMode(display=False),
     "dual numbers": forward_ad.dual_level,
+    "fake tensors": lambda: FakeTensorMode(allow_non_fake_inputs=True),
 }
 
 
@@ -167,6 +170,27 @@ MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
 def test_another_mode_is_not_recalled(known: list[torch.Tensor], mode: str) -> None:
     with MODES[mode]():
         assert not recalled(*known)
+
+
+def test_a_repeated_call_is_traced_as_a_first_one(known: list[torch.Tensor]) -> None:
+    graph = make_fx(lambda *tensors: regard.attention(*tensors).output)(*known)
+    others = [torch.randn(SHAPE) for _ in range(3)]
+    torch.testing.assert_close(graph(*others), regard.attention(*others, backend="reference").output)
+
+
+def test_values_that_are_refused_draw_random_numbers_once(known: list[torch.Tensor]) -> None:
+    """The next random number after a call with dropout is that after the first such call."""
+    mask = regard.padding(torch.tensor([22, 23]))
+    known[0][0, 0, 3, 3] = torch.nan
+
+    def after() -> float:
+        torch.manual_seed(0)
+        regard.attention(*known, mask=mask, dropout=0.5)
+        return torch.rand(()).item()
+
+    first = after()
+    for _ in range(OFTEN):
+        assert after() == first
 
 
 def test_grad_mode_is_part_of_a_call() -> None:

@@ -111,6 +111,23 @@ def test_gradients(case: str, least: int, dtype: torch.dtype, device: str, monke
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("shift", "factor"), [(10.0, 1.0), (0.0, 4096.0), (10.0, 1024.0)], ids=str)
+def test_values_far_from_zero_and_large_gradients(shift: float, factor: float, dtype: torch.dtype, device: str) -> None:
+    """Products with common parts cancel, and in float16 some exceed its range: as under a gradient scaler."""
+    call = Call("plain", device, dtype)
+    call.leaves[2] = call.leaves[2] + shift
+    call.upstream[0] = call.upstream[0] * factor
+    leaves, (output, _) = call.learn()
+    true = [t.detach().double().requires_grad_() for t in leaves]
+    grads = torch.autograd.grad(output, leaves, call.upstream[0])
+    exact = torch.autograd.grad(call.expected(true)[0], true, call.upstream[0].double())
+    for found, wanted in zip(grads, exact, strict=True):
+        assert found.isfinite().all()
+        assert (found.double() - wanted).norm() <= 8 * torch.finfo(dtype).eps * wanted.norm()
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("wanted", [(True, False, False), (False, True, False), (False, False, True)], ids=str)
 def test_gradients_of_one_tensor(wanted: tuple[bool, ...], device: str) -> None:
     call = Call("causal", device)

@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,8 @@ def test_a_compiled_module_is_loaded_again_without_compiling(built: Path, cache:
     module = extension(PACKAGE, NAME, compiles=False)
     assert module is not None
     assert callable(module.call)
+    assert module.__name__ not in sys.modules
+    assert module.__name__.rpartition(".")[2] not in sys.modules
     assert [path.stat().st_mtime_ns for path in cache.iterdir()] == [before]
 
 

@@ -63,6 +63,13 @@ def test_two_tensors_with_other_heads_and_rows(rows: tuple[int, int], heads: tup
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_overlapping_rows(device: str) -> None:
+    numbers = torch.randn(200, generator=torch.Generator().manual_seed(5)).to(device)
+    x = numbers.as_strided((2, 3, 8, 4), (1, 2, 8, 1))
+    torch.testing.assert_close(unit_rows(x), x / x.norm(dim=-1, keepdim=True))
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_a_row_of_zeros_stays_so_without_a_gradient(device: str) -> None:
     x = torch.tensor([[[[0.0, 0.0], [3.0, 4.0]]]], device=device, requires_grad=True)
     for function in (unit_rows, unit):

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from regard.core.requests import Request, Top, returned
 from regard.core.scores import ScaledDot, Score
 from regard.core.signatures import signature
 from regard.core.torch_names import Unknown
+from regard.kernels import availability
 
 AnyScore = Score | Callable[[Tensor, Tensor], Tensor]
 
@@ -100,6 +101,7 @@ def attention(
     described: Hashable | None = None
     if backend == "auto" and generator is None and not observers:
         route: dispatch.Route | None = None
+        found: Any = None
         call = None if is_dynamo_compiling() else recent_calls.compiled_call
         if call is None:
             route = recall(query, key, value, score, normalize, mask, bias, dropout, weights)
@@ -116,11 +118,12 @@ def attention(
             if route is not None:
                 remember(query, key, value, score, normalize, mask, bias, dropout, weights, route)
         if route is not None:
-            if route.with_request is not None:
+            tried = route is found  # the compiled lookup has called the functions, which refused the values
+            if route.with_request is not None and not tried:
                 results = route.with_request(query, key, value, score, mask, bias, weights)
                 if results is not None:
                     return Attended(*results)
-            if route.direct is not None:
+            if route.direct is not None and not tried:
                 output = route.direct(query, key, value, score, mask, bias)
                 if output is not None:
                     return with_output(output)
@@ -316,7 +319,7 @@ def _observed(problem: Problem, chosen: Backend) -> Attended:
 
 
 def _run(problem: Problem, chosen: Backend) -> Attended:
-    with _on(problem.device):
+    with availability.on(problem.device):
         result = dispatch.attend(problem, chosen)
     weights = result.weights
     if problem.request is not None and weights is None:
@@ -330,13 +333,6 @@ def _run(problem: Problem, chosen: Backend) -> Attended:
         elif weights is not None:
             weights = weights.squeeze(0)
     return Attended(output, weights, log_prob)
-
-
-def _on(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context that makes `device` the current CUDA device, because Triton launches kernels on that one."""
-    if device.type != "cuda" or torch.compiler.is_compiling() or device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(device)
 
 
 def _flops(problem: Problem) -> int:

@@ -19,7 +19,7 @@ from regard.core.normalizers import Softmax
 from regard.core.problem import HALF, Problem
 from regard.core.signatures import signature
 from regard.core.transforms import transformed
-from regard.kernels import linear_blocks, linear_loops, performer_products
+from regard.kernels import availability, linear_blocks, linear_loops, performer_products
 from regard.kernels.availability import TRITON
 
 _SIZE = 128  # the largest size of queries, keys and values in the kernels, which hold the sum of φ(k) vᵀ in registers
@@ -44,6 +44,8 @@ def repeated(query: Any, key: Any, value: Any, features: Any, causal: bool) -> t
     Also return the signature for `attend`, or None if the call has none.
     """
     if not isinstance(query, Tensor) or query.device.type != DEVICE or sharding.current is not None:
+        return None, None
+    if query.is_cuda and query.device.index != availability.current_device():
         return None, None
     described = signature(query, key, value, features, _SOFTMAX, None, None, 0.0, None)
     if described is None:
@@ -131,7 +133,8 @@ def attend(
             ways.clear()
         ways[described] = way
     rows, keys, values = (t.reshape(-1, *t.shape[-3:]) for t in (query, key, value))
-    output = _computed(way, rows, keys, values, keep, features, causal)
+    with availability.on(problem.device):
+        output = _computed(way, rows, keys, values, keep, features, causal)
     output = output.reshape(*problem.shape[:-1], value.shape[-1])
     return output.squeeze(0) if problem.headless else output
 

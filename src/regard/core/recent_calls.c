@@ -20,7 +20,7 @@ enum { A_QUERY, A_KEY, A_VALUE, A_SCORE, A_NORMALIZE, A_MASK, A_BIAS, A_DROPOUT,
 /* The stored calls, from `store`; the class of tensors, that of results, functions and modules, from `prepare`; names of
  * attributes and an empty tuple, made at import. */
 static PyObject *recent, *tensor_type, *result_type;
-static PyObject *has_gradients, *is_deterministic, *forward_mode, *graphs, *by_keys;
+static PyObject *has_gradients, *is_deterministic, *count_modes, *forward_mode, *graphs, *by_keys;
 static PyObject *is_nested, *current_level, *recording, *output_name, *weights_name, *log_prob_name, *no_arguments;
 
 /* Returns 1 if the attribute of the object is true, 0 if it is false, -1 after an error. */
@@ -152,6 +152,8 @@ static PyObject *call(PyObject *module, PyObject *const *given, Py_ssize_t count
     Py_DECREF(level);
     if (differentiated >= 0) Py_RETURN_NONE;
     if (PyErr_Occurred()) return NULL;
+    int modes = truth(PyObject_CallNoArgs(count_modes));
+    if (modes != 0) return modes < 0 ? NULL : Py_NewRef(Py_None);
     PyObject *gradients = PyObject_CallNoArgs(has_gradients), *deterministic = PyObject_CallNoArgs(is_deterministic);
     PyObject *found = NULL, *calls = Py_NewRef(recent);
     if (gradients == NULL || deterministic == NULL) goto ended;
@@ -206,13 +208,14 @@ static PyObject *store(PyObject *module, PyObject *calls) {
 /* Receives the classes, functions and modules that `call` uses. */
 static PyObject *prepare(PyObject *module, PyObject *arguments) {
     (void)module;
-    PyObject *given[7];
-    if (!PyArg_ParseTuple(arguments, "OOOOOOO", given, given + 1, given + 2, given + 3, given + 4, given + 5, given + 6))
-        return NULL;
     PyObject **places[] = {
-        &tensor_type, &result_type, &has_gradients, &is_deterministic, &forward_mode, &graphs, &by_keys
+        &tensor_type, &result_type, &has_gradients, &is_deterministic, &count_modes, &forward_mode, &graphs, &by_keys
     };
-    for (int i = 0; i < 7; i++) Py_XSETREF(*places[i], Py_NewRef(given[i]));
+    if (PyTuple_GET_SIZE(arguments) != 8) {
+        PyErr_SetString(PyExc_TypeError, "prepare takes 8 arguments");
+        return NULL;
+    }
+    for (int i = 0; i < 8; i++) Py_XSETREF(*places[i], Py_NewRef(PyTuple_GET_ITEM(arguments, i)));
     if (recent == NULL) recent = PyTuple_New(0);
     Py_RETURN_NONE;
 }
@@ -224,9 +227,8 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL}
 };
 
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "recent_calls", NULL, -1, methods, NULL, NULL, NULL, NULL};
-
-PyMODINIT_FUNC PyInit_recent_calls(void) {
+static int begin(PyObject *module) {
+    (void)module;
     is_nested = PyUnicode_InternFromString("is_nested");
     current_level = PyUnicode_InternFromString("_current_level");
     recording = PyUnicode_InternFromString("recording");
@@ -234,5 +236,16 @@ PyMODINIT_FUNC PyInit_recent_calls(void) {
     weights_name = PyUnicode_InternFromString("weights");
     log_prob_name = PyUnicode_InternFromString("log_prob");
     no_arguments = PyTuple_New(0);
-    return PyModule_Create(&definition);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* With slots, Python does not enter the module into sys.modules. */
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)begin}, {0, NULL}};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "recent_calls", NULL, 0, methods, slots, NULL, NULL, NULL
+};
+
+PyMODINIT_FUNC PyInit_recent_calls(void) {
+    return PyModuleDef_Init(&definition);
 }

@@ -4,7 +4,7 @@ The route of a call (`regard.core.dispatch.Route`) lists the backends and functi
 
 A guard is the check that torch.compile makes before it runs compiled code: one call in C++ compares type, shape,
 strides, dtype, device, `requires_grad` and the dispatch keys, which include torch.func, autocast, inference mode,
-tracing, and torch function and dispatch modes. Score, normaliser, mask, bias and request are compared by identity
+tracing and torch function modes. Score, normaliser, mask, bias and request are compared by identity
 first, so that a repeated call runs few lines of Python: between two attention calls of a model, other work evicts these
 lines from the processor's caches, and each line then takes several times as long. In a version of torch without these
 guards, no call is stored, and the signature of each call (`signatures`: its cache key) is computed.
@@ -36,6 +36,7 @@ _MOST, _COUNTED = 8, 4096  # the largest numbers of stored calls, and of `Route`
 # argument is compared instead of its identity.
 _NEVER = object()
 _has_gradients, _deterministic = torch.is_grad_enabled, torch._C._get_deterministic_algorithms
+_modes = torch._C._len_torch_dispatch_stack  # the guards do not see modes of torch itself, such as `FakeTensorMode`
 # The stored calls, newest first. Each entry has: score, normaliser, mask, bias and request, each replaced by `_NEVER`
 # if it may hold tensors; weak references to score, mask and bias if they hold tensors; dropout; whether grad mode was
 # on, deterministic algorithms were required and a CUDA graph was being recorded; the guard of query, key and value; the
@@ -62,7 +63,7 @@ def recall(
     if is_dynamo_compiling() or not type(query) is type(key) is type(value) is Tensor or type(dropout) is not float:
         return None
     # torch's guard would crash the process on a nested tensor, which has no strides.
-    if query.is_nested or key.is_nested or value.is_nested or forward_ad._current_level >= 0:
+    if query.is_nested or key.is_nested or value.is_nested or forward_ad._current_level >= 0 or _modes():
         return None
     grad, deterministic = _has_gradients(), _deterministic()
     for (
@@ -163,10 +164,12 @@ def remember(
 def _load(*, compiles: bool) -> None:
     """Set `compiled_call`, if the extension module was compiled before or `compiles` is True."""
     global compiled_call, _extension
+    if compiled_call is not None:
+        return
     _extension = extension("regard.core", "recent_calls.c", compiles=compiles)
     if _extension is None:
         return
-    functions = _has_gradients, _deterministic, forward_ad, cuda_graphs, _recall_by_keys
+    functions = _has_gradients, _deterministic, _modes, forward_ad, cuda_graphs, _recall_by_keys
     _extension.prepare(Tensor, Attended, *functions)
     _extension.store(_recent)
     compiled_call = _extension.call

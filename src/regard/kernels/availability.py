@@ -5,6 +5,7 @@
 
 import importlib.util
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -17,3 +18,10 @@ current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.c
 def capturing(device: torch.device) -> bool:
     """Return whether a CUDA graph is being captured on the current stream."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context that makes `device` the current CUDA device, because Triton launches kernels on that one."""
+    if device.type != "cuda" or torch.compiler.is_compiling() or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)

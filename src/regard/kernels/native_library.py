@@ -80,8 +80,9 @@ def extension(package: str, name: str, *, compiles: bool) -> ModuleType | None:
     source, stem = resources.files(package).joinpath(name).read_bytes(), Path(name).stem
     try:
         built = _compiled(path, source, stem, (*_EXTENSION_FLAGS, f"-I{headers}"), compiles=compiles)
-        loader = ExtensionFileLoader(stem, str(built))
-        spec = spec_from_file_location(stem, built, loader=loader)
+        # Python derives the name of the initialisation function from the part of the name after the last dot.
+        loader = ExtensionFileLoader(f"{package}._compiled.{stem}", str(built))
+        spec = spec_from_file_location(loader.name, built, loader=loader)
         assert spec is not None
         module = module_from_spec(spec)
         loader.exec_module(module)
@@ -89,7 +90,8 @@ def extension(package: str, name: str, *, compiles: bool) -> ModuleType | None:
     except _NotCompiledError:
         return None
     except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as problem:
-        _log.warning("%s cannot be compiled, slower code runs in its place: %s", name, problem)
+        level = logging.WARNING if compiles else logging.DEBUG
+        _log.log(level, "%s cannot be compiled, slower code runs in its place: %s", name, problem)
         return None
 
 

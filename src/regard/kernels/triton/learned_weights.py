@@ -2,7 +2,7 @@
 
 The forward pass is the kernel of `full_weights`. For the backward pass the weights W are in memory, so it consists of
 matrix products and one kernel. From the gradients dO of the output and dW of the weights it computes
-dP = dO Vᵀ + dW, dS = scale · W ⊙ (dP − rowsum(W ⊙ dP)), dQ = dS K, dK = dSᵀ Q and dV = Wᵀ dO.
+dP = dO Vᵀ + dW, dS = scale · W ⊙ (dP − rowsum(W ⊙ dP) / rowsum(W)), dQ = dS K, dK = dSᵀ Q and dV = Wᵀ dO.
 The results must equal `regard.core.backends.reference` and its gradients.
 """
 
@@ -33,8 +33,8 @@ def score_gradients(
 ):  # fmt: skip
     """Write dS of some rows to `gradients`, whose rows have `wide` numbers; 0 at masked pairs and after the last key.
 
-    `changes` is dO Vᵀ, with rows of `wide` numbers, and `added` is dW; at most one of them is None. `changes` and
-    `gradients` may be the same tensor. Unless `padded` is None, it receives a copy of W with rows of `wide` numbers.
+    `changes` is dO Vᵀ in float32, with rows of `wide` numbers, and `added` is dW; at most one of them is None. Unless
+    `padded` is None, it receives a copy of W with rows of `wide` numbers.
     """
     z = tl.program_id(1)
     b, h = z // heads, z % heads
@@ -46,13 +46,16 @@ def score_gradients(
         tl.store(padded + row * wide + j, w, mask=room)
     change = tl.zeros((ROWS, BLOCK), tl.float32)
     if changes is not None:
-        change += tl.load(changes + row * wide + j, mask=inside, other=0.0).to(tl.float32)
+        change += tl.load(changes + row * wide + j, mask=inside, other=0.0)
     if added is not None:
         change += tl.load(added + row * n_k + j, mask=inside, other=0.0).to(tl.float32)
     # A masked value of NaN makes `change` NaN, and a row with NaN has weights of NaN at masked pairs too.
     allowed = tile_allowed(pairs, b, h, i, j, n_q, n_k)
     w, change = tl.where(allowed, w.to(tl.float32), 0.0), tl.where(allowed, change, 0.0)
-    change = w * (change - tl.sum(w * change, 1)[:, None]) * scale
+    # The weights of a row are rounded, so they may not add up to 1.
+    total = tl.sum(w, 1)
+    mean = tl.sum(w * change, 1) / tl.where(total == 0.0, 1.0, total)
+    change = w * (change - mean[:, None]) * scale
     tl.store(gradients + row * wide + j, tl.where(allowed, change, 0.0).to(gradients.dtype.element_ty), mask=room)
 
 
@@ -84,9 +87,9 @@ class _Plan:
         if wanted[0] or wanted[1]:
             products, padded = None, None
             if change is not None:
-                products = torch.bmm(change, _rows(value, b * g, wide).mT)
+                products = _in_float32(change, _rows(value, b * g, wide).mT)
                 padded = weights.new_empty(*links.shape[:2], wide) if wide > k and wanted[2] else None
-            dscores = weights.new_empty(*links.shape[:2], wide) if products is None else products
+            dscores = weights.new_empty(*links.shape[:2], wide)
             dweights = None if dweights is None else dweights.contiguous()
             self.scores(products, weights, dweights, dscores, padded, pairs)
             links = links if padded is None else padded
@@ -112,7 +115,9 @@ class _Plan:
         if doutput is not None:
             rows = doutput.float().reshape(b, g, h // g * q, -1)
             change, dvalue = change + rows @ value.mT, (weights.mT @ rows).to(dtype)
-        dscores = weights * (change - (weights * change).sum(-1, keepdim=True)) * self.scale
+        total = weights.sum(-1, keepdim=True)
+        mean = (weights * change).sum(-1, keepdim=True) / torch.where(total == 0.0, 1.0, total)
+        dscores = weights * (change - mean) * self.scale
         return (dscores @ key).to(dtype).reshape(b, h, q, -1), (dscores.mT @ query).to(dtype), dvalue
 
 
@@ -135,6 +140,14 @@ def _rows(tensor: Tensor, batch: int, wide: int = 0, clean: bool = False) -> Ten
     else:
         part.copy_(tensor)
     return rows.view(batch, b * h * rows.shape[2] // batch, size)
+
+
+def _in_float32(left: Tensor, right: Tensor) -> Tensor:
+    """Return left @ right in float32: in float16 a product of gradients could overflow, and differences of products
+    lose digits."""
+    if left.is_cuda:
+        return torch.bmm(left, right, out_dtype=torch.float32)
+    return torch.bmm(left.float(), right.float())
 
 
 def _of_keys(tensor: Tensor, b: int, g: int, keys: int) -> Tensor:

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.kernels.derivatives import REFERENCE, once_only
+from regard.kernels.memory_order import dense_strides
 from regard.kernels.triton.additive.plan import Block, Prepared
 
 _NUMBERS = 4096  # number of entries, with padding, of the rows that one program computes
@@ -124,12 +125,19 @@ def unit_rows(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 def _launched(kernel: Any, *tensors: Tensor) -> tuple[Tensor, Tensor]:
     x, y = tensors[:2]
-    outputs = torch.empty_like(x), torch.empty_like(y)
+    outputs = _empty(x), _empty(y)
     tensors = (*tensors, *outputs)
     aligned = tuple([tensor.data_ptr() & 15 for tensor in tensors])
     run = _prepared(kernel, x.shape, y.shape, x.dtype, tuple([tensor.stride() for tensor in tensors]))
     run(*tensors, known=aligned)
     return outputs
+
+
+def _empty(x: Tensor) -> Tensor:
+    return torch.empty_strided(x.shape, _strides(x.shape, x.stride()), dtype=x.dtype, device=x.device)
+
+
+_strides = functools.lru_cache(maxsize=1024)(dense_strides)
 
 
 @functools.lru_cache(maxsize=1024)
